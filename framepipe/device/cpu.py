@@ -1,0 +1,102 @@
+"""The host as a device: everything is done when the call returns."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from framepipe.device.base import Device, Event, Stream
+from framepipe.memory import RecyclingPool, aligned_empty
+
+
+class CpuEvent(Event):
+    """Always done."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def record(self, stream: Stream) -> None:
+        pass
+
+    def done(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class CpuStream(Stream):
+    """Always idle."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def wait(self, event: Event) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class CpuDevice(Device):
+    """NumPy on the host.
+
+    Memory is plain; ``pinned`` is taken as pageable and counted so, because nothing copies by DMA from it.
+    """
+
+    kind = "cpu"
+    xp = np
+    default_staging = "direct"
+    default_accuracy = "fast"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = platform.processor() or platform.machine()
+        self._pool = RecyclingPool(self.ledger)
+
+    @property
+    def kernels(self) -> ModuleType:
+        return importlib.import_module("framepipe.kernels.cpu")
+
+    def stream(self, name: str) -> CpuStream:
+        return CpuStream(name)
+
+    def event(self, name: str) -> CpuEvent:
+        return CpuEvent(name)
+
+    def host_empty(self, nbytes: int, *, pinned: bool) -> np.ndarray:
+        self.ledger.add("pageable", nbytes)
+        return aligned_empty(nbytes)
+
+    def host_free(self, block: np.ndarray) -> None:
+        self.ledger.add("pageable", -block.nbytes)
+
+    def fixed(self, nbytes: int) -> np.ndarray:
+        return self.host_empty(nbytes, pinned=False)
+
+    def fixed_free(self, block: np.ndarray) -> None:
+        self.host_free(block)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, stream: Stream) -> np.ndarray:
+        return self._pool.empty(shape, dtype)
+
+    def upload(self, dst: Any, src: np.ndarray, stream: Stream) -> None:
+        np.copyto(dst, src)
+
+    def download(self, dst: np.ndarray, src: Any, stream: Stream) -> None:
+        np.copyto(dst, src)
+
+    def enqueue(
+        self, stream: Stream, work: Callable[[], None], reads: Sequence[Any] = (), writes: Sequence[Any] = ()
+    ) -> None:
+        work()
+
+    def close(self) -> None:
+        self._pool.close()

@@ -1,0 +1,1 @@
+"""The kernels: the same few functions for each device."""

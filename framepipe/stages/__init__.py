@@ -1,0 +1,1 @@
+"""The built-in stages, one file each; the module's name is the YAML name."""

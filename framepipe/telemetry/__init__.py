@@ -1,0 +1,1 @@
+"""Readings of memory, one sensor a file."""
