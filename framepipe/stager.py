@@ -1,0 +1,78 @@
+"""The contract of a staging strategy: how planes get from the decoder's memory to a device view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from framepipe.frame import FrameSpec, Planes
+from framepipe.registry import Component
+
+if TYPE_CHECKING:
+    import av
+
+    from framepipe.device.base import Device, Event, Stream
+    from framepipe.ring import Slot
+
+
+@dataclass(kw_only=True, frozen=True)
+class StagingOptions:
+    """The ``staging:`` block.
+
+    ``strategy`` is a name of `framepipe list staging`, or ``auto``. ``slots`` is the number of host slots of
+    ``batch`` pictures each, ``depth`` how many batches may be in flight on the device. A batch that has waited
+    ``batch_timeout_s`` seconds goes on partial. ``fillers`` threads copy planes into slots.
+    """
+
+    strategy: str = "auto"
+    slots: int | Literal["auto"] = "auto"
+    depth: int = 2
+    batch: int = 1
+    batch_timeout_s: float = 0.04
+    fillers: int = 1
+
+
+class Stager(Component):
+    """Base of the staging strategies. One object a pipeline; `plan` is called again when the spec changes.
+
+    ``holds_frames`` is True where the decoder's own frames travel and slots have no memory.
+    """
+
+    kind = "staging"
+    holds_frames: bool = False
+
+    def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
+        """Take the device and the numbers to allocate for."""
+        self.device = device
+        self.slots = slots
+        self.batch = batch
+        self.depth = depth
+
+    def plan(self, spec: FrameSpec) -> bool:
+        """Make memory for pictures of ``spec``; every slot is idle. True if anything was allocated anew."""
+        return False
+
+    def fill(self, frames: Sequence[av.VideoFrame], slot: Slot, spec: FrameSpec) -> None:
+        """On a filler thread, with the slot's fence done: take the pictures over."""
+        raise NotImplementedError
+
+    def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
+        """On the runner: enqueue the copy of ``slot`` to device half ``half`` on ``stream``; record ``copied`` behind it.
+
+        ``copied`` is the fence after which the host side is free.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give all memory back; every stream is idle."""
+
+
+def copy_planes(frame: av.VideoFrame, views: Sequence[Any], i: int, spec: FrameSpec) -> None:
+    """Copy a decoded frame's planes into picture ``i`` of slot views (numpy releases the GIL for large rows)."""
+    from framepipe.frame import frame_planes
+
+    for view, plane in zip(views, frame_planes(frame, spec), strict=True):
+        np.copyto(view[i], plane)
