@@ -1,0 +1,350 @@
+"""Containers: opening, choosing the stream, packets, decoders, seeking, and cutting packets at key frames."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import av.error
+
+from framepipe.errors import SourceError, SourceNotFoundError
+from framepipe.source import Stream
+
+_SLICE_S = 0.1
+_ATTACHED_PIC = 0x0400  # AV_DISPOSITION_ATTACHED_PIC: a cover, not video
+MIN_SEGMENT = 16
+"""Packets of the shortest segment: shorter ones (all-intra codecs) are joined, since taking one up has a price."""
+
+
+class PatientFile:
+    """A readable object over a file descriptor that waits in short slices, so that a stalled input can be stopped.
+
+    FFmpeg cannot time out a pipe, a FIFO or standard input, and an exception in its read callback is swallowed;
+    here a stop simply looks like the end of the input.
+    """
+
+    def __init__(self, fd: int, name: str, stopping: Callable[[], bool], *, owns_fd: bool) -> None:
+        self.name = name
+        self._fd = fd
+        self._stopping = stopping
+        self._owns_fd = owns_fd
+
+    def read(self, size: int = -1) -> bytes:
+        """At most ``size`` bytes; ``b""`` at the end or once the pipeline stops."""
+        size = size if size > 0 else 65536
+        if sys.platform == "win32":
+            return self._read_in_thread(size)
+        while not self._stopping():
+            if select.select([self._fd], [], [], _SLICE_S)[0]:
+                return os.read(self._fd, size)
+        return b""
+
+    def _read_in_thread(self, size: int) -> bytes:
+        # select() takes only sockets on Windows. A read that never returns is left to its daemon thread.
+        box: list[bytes] = []
+        thread = threading.Thread(
+            target=lambda: box.append(os.read(self._fd, size)), name="framepipe-stdin", daemon=True
+        )
+        thread.start()
+        while thread.is_alive() and not self._stopping():
+            thread.join(_SLICE_S)
+        return box[0] if box else b""
+
+    def close(self) -> None:
+        """Close the descriptor if it is ours. Idempotent."""
+        if self._owns_fd:
+            self._owns_fd = False
+            os.close(self._fd)
+
+
+def may_stall(uri: str) -> bool:
+    """Whether a read of ``uri`` may wait for ever: standard input, a FIFO or device, or something on a network."""
+    if uri == "-":
+        return True
+    if is_url(uri):
+        return not uri.startswith("file:")
+    try:
+        return not stat.S_ISREG(os.stat(uri).st_mode) and not os.path.isdir(uri)
+    except OSError:
+        return False
+
+
+def is_url(uri: str) -> bool:
+    """Whether ``uri`` begins with a scheme; ``C:`` is a drive, and an existing file is a file."""
+    scheme, found, _ = uri.partition(":")
+    if not found or len(scheme) < 2 or not scheme.replace("+", "").isalnum():
+        return False
+    return "://" in uri or not os.path.exists(uri)
+
+
+@dataclass(slots=True)
+class Segment:
+    """Packets from one key frame to the next.
+
+    ``leading`` are the pts of pictures that follow the key frame in the file and precede it on the screen: they
+    need the segment before. ``tail`` are the next segment's key frame and leading packets, to be decoded behind
+    this segment for their sake, and ``tail_pts`` the pts of that key frame.
+    """
+
+    packets: list[Any]
+    key_pts: int | None = None
+    leading: frozenset[int] = frozenset()
+    tail: list[Any] = field(default_factory=list)
+    tail_pts: int | None = None
+    last: bool = False
+
+
+class ContainerStream(Stream):
+    """One video stream of an opened container. One thread at a time may use it."""
+
+    def __init__(
+        self,
+        uri: str,
+        stopping: Callable[[], bool],
+        *,
+        label: str = "",
+        stream: int | None = None,
+        timeout_s: float = 10.0,
+        options: dict[str, str] | None = None,
+    ) -> None:
+        self.uri = label or uri
+        self._target = uri
+        self._stopping = stopping
+        self._timeout_s = timeout_s
+        self._options = options or {}
+        self._files: list[PatientFile] = []
+        self._others: list[Any] = []
+        self.may_stall = may_stall(uri)
+        self.container = self._open()
+        try:
+            self.stream = self._choose(stream)
+        except BaseException:
+            self.close()
+            raise
+        self._index = self.stream.index
+        rate = self.stream.average_rate or self.stream.base_rate
+        self.rate = Fraction(rate.numerator, rate.denominator) if rate and rate.denominator else None
+        base = self.stream.time_base
+        self.time_base = Fraction(base.numerator, base.denominator) if base else None
+        self.path = Path(uri) if not is_url(uri) and uri != "-" and not self.may_stall else None
+        self.has_audio = bool(self.container.streams.audio)
+        self.expected = self.stream.frames or None
+        self.demux_error: Exception | None = None
+        self.packets_read = 0
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Any:
+        if self._target != "-" and not is_url(self._target) and os.path.isdir(self._target):
+            raise SourceError(f"{self.uri}: is a folder; name a file in it, or a pattern such as {self.uri}/*.mp4")
+        target: Any = self._target
+        options: dict[str, Any] = {"options": dict(self._options)} if self._options else {}
+        if self._target == "-" or (self.may_stall and not is_url(self._target)):
+            target = self._patient()
+        elif is_url(self._target):
+            options["timeout"] = self._timeout_s
+        elif not os.path.isabs(self._target):
+            # FFmpeg would read "a:b.mp4" as a protocol and "-x.mp4" as an option in places.
+            target = os.path.abspath(self._target)
+        try:
+            return av.open(target, "r", **options)
+        except FileNotFoundError as error:
+            raise SourceNotFoundError(f"{self.uri}: no such file") from error
+        except av.error.InvalidDataError as error:
+            raise SourceError(f"{self.uri}: {self._why_unreadable()}") from error
+        except (av.error.FFmpegError, OSError, ValueError, UnicodeDecodeError) as error:
+            raise SourceError(f"{self.uri}: cannot be opened ({_reason(error)})") from error
+
+    def _patient(self) -> PatientFile:
+        if self._target == "-":
+            file = PatientFile(sys.stdin.fileno(), "<stdin>", self._stopping, owns_fd=False)
+        else:
+            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # opening a FIFO must not wait for its writer
+            fd = os.open(self._target, flags)
+            os.set_blocking(fd, True)
+            file = PatientFile(fd, self._target, self._stopping, owns_fd=True)
+        self._files.append(file)
+        return file
+
+    def _why_unreadable(self) -> str:
+        try:
+            size = os.path.getsize(self._target)
+        except OSError:
+            return "is no video that FFmpeg knows"
+        if size == 0:
+            return "the file is empty"
+        return "is no video that FFmpeg knows, or its index is missing (a recording that was cut off?)"
+
+    def _choose(self, wanted: int | None) -> Any:
+        streams = self.container.streams
+        videos = [s for s in streams.video if not (int(s.disposition) & _ATTACHED_PIC)]
+        if wanted is not None:
+            for stream in streams.video:
+                if stream.index == wanted:
+                    return self._checked(stream)
+            indices = ", ".join(str(s.index) for s in videos) or "none"
+            raise SourceError(f"{self.uri}: has no video stream {wanted}; its video streams are {indices}")
+        if not videos:
+            found = ", ".join(_describe(s) for s in streams) or "no streams"
+            raise SourceError(f"{self.uri}: has no video stream; found {found}")
+        return self._checked(videos[0])
+
+    def _checked(self, stream: Any) -> Any:
+        if stream.codec_context is None:
+            raise SourceError(f"{self.uri}: stream {stream.index} has a codec that this FFmpeg cannot decode")
+        return stream
+
+    # -- packets ------------------------------------------------------------------------------------------------
+
+    def packets(self) -> Iterator[Any]:
+        """Packets of the stream in file order, without the flush packet.
+
+        An error of the demuxer ends them and is kept in ``demux_error``.
+        """
+        try:
+            for packet in self.container.demux(self.stream):
+                if packet.size == 0 and packet.pts is None and packet.dts is None:
+                    return
+                self.packets_read += 1
+                yield packet
+        except av.error.EOFError:
+            return
+        except (av.error.FFmpegError, OSError) as error:
+            self.demux_error = error
+
+    def decoder(self, threads: int = 1) -> Any:
+        """A codec context for this stream: its own the first time, then one of a further open container.
+
+        ``threads`` > 1 asks for frame threads. Only for files: a second reader needs a second container.
+        """
+        if self.stream is not None and not getattr(self, "_lent", False):
+            self._lent = True
+            context = self.stream.codec_context
+        else:
+            other = self._open()
+            self._others.append(other)
+            context = other.streams[self._index].codec_context
+        context.thread_type = "FRAME" if threads > 1 else "NONE"
+        context.thread_count = threads
+        return context
+
+    def seek(self, time_s: float) -> bool:
+        """Go to the key frame at or before ``time_s``; False (and back at the beginning) where that cannot be done."""
+        if self.time_base is None or self.may_stall or self.stream.start_time is None:
+            return False
+        target = int(time_s / self.time_base)
+        if target <= self.stream.start_time:
+            return True
+        for back in (0.0, 10.0, 60.0):
+            try:
+                self.container.seek(int((time_s - back) / self.time_base), stream=self.stream, backward=True)
+            except (av.error.FFmpegError, OSError):
+                break
+            first = next((p for p in self.packets() if p.is_keyframe), None)
+            if first is not None and first.pts is not None and first.pts <= target:
+                self.container.seek(int((time_s - back) / self.time_base), stream=self.stream, backward=True)
+                return True
+        self.reopen()
+        return False
+
+    def reopen(self) -> None:
+        """Begin again at the first packet, with a fresh container."""
+        self.container.close()
+        for file in self._files:
+            file.close()
+        self._files.clear()
+        self.container = self._open()
+        self.stream = self.container.streams[self._index]
+        self._lent = False
+        self.packets_read = 0
+
+    def close(self) -> None:
+        self.stream = None
+        for container in (*self._others, self.container):
+            container.close()
+        self._others.clear()
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+
+class Cutter:
+    """Cuts a stream's packets into `Segment` where decoding can begin anew without changing a picture.
+
+    A cut needs a key frame with a pts above every pts before it; whether the decoder really starts clean there is
+    seen only from its first picture, which the decode pool checks.
+    """
+
+    def __init__(self, packets: Iterator[Any], min_packets: int = MIN_SEGMENT) -> None:
+        self._packets = packets
+        self._min = min_packets
+        self._pending: list[Any] = []  # the next segment's key frame and leading packets, plus one packet behind
+        self._leading = 0
+        self._key_pts: int | None = None
+        self.ended = False
+
+    def next(self, limit: int | None = None) -> Segment | None:
+        """The next segment, or None at the end. One longer than ``limit`` packets is given up: see `rest`."""
+        if self.ended:
+            return None
+        packets, self._pending = self._pending, []
+        key_pts = self._key_pts
+        leading = frozenset(p.pts for p in packets[1 : 1 + self._leading])
+        clean = all(p.pts is not None for p in packets)
+        top = max((p.pts for p in packets), default=None) if clean else None
+        for packet in self._packets:
+            if (
+                packet.is_keyframe
+                and clean
+                and len(packets) >= self._min
+                and packet.pts is not None
+                and top is not None
+                and packet.pts > top
+            ):
+                tail = self._look_ahead(packet)
+                return Segment(packets, key_pts, leading, tail, packet.pts)
+            if packet.pts is None:
+                clean = False  # order cannot be told without pts: no cut in this segment any more
+            else:
+                top = packet.pts if top is None else max(top, packet.pts)
+            packets.append(packet)
+            if limit is not None and len(packets) > limit:
+                self._pending = packets
+                return Segment([], key_pts)
+        self.ended = True
+        return Segment(packets, key_pts, leading, last=True) if packets else None
+
+    def rest(self) -> Iterator[Any]:
+        """Every packet not handed out yet, in file order (to go on linearly)."""
+        pending, self._pending = self._pending, []
+        yield from pending
+        yield from self._packets
+
+    def _look_ahead(self, key: Any) -> list[Any]:
+        """Read the key frame's leading packets; returns what the segment before must decode for their sake."""
+        self._pending, self._leading, self._key_pts = [key], 0, key.pts
+        for packet in self._packets:
+            self._pending.append(packet)
+            if packet.pts is None or packet.pts >= key.pts:
+                break
+            self._leading += 1
+        return self._pending[: 1 + self._leading] if self._leading else []
+
+
+def _describe(stream: Any) -> str:
+    name = stream.codec_context.name if stream.codec_context is not None else "unknown codec"
+    cover = " (cover picture)" if int(stream.disposition) & _ATTACHED_PIC else ""
+    return f"{stream.index}: {stream.type} {name}{cover}"
+
+
+def _reason(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or type(error).__name__

@@ -1,0 +1,614 @@
+"""The decode pool: a fixed number of threads that decode every source of a pipeline.
+
+Each source is a `Feed` with one or more `Unit`. A unit is a decoder with the packets it is to decode, and only
+the first unit of a feed (the head) is being delivered; later ones decode ahead. No worker ever waits inside a
+unit: one that has no room is put down and taken up again, by whichever worker comes by, when there is room. So
+slow consumers and stalled sources hold no thread, and the number of threads is the budget.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import av
+import av.error
+
+from framepipe import pixfmt
+from framepipe.container import ContainerStream, Cutter, Segment
+from framepipe.errors import FramepipeError, SourceError
+from framepipe.frame import FrameSpec
+from framepipe.source import Source, Stream
+
+STEP = 16
+"""Packets a worker decodes before it looks whether another source needs it more."""
+GIVE_UP = 250
+"""Undecodable packets in a row after which a source is given up."""
+
+
+class Unit:
+    """A decoder and its packets: a segment, or all the rest of a source.
+
+    ``out`` holds decoded frames in order. ``verified`` is None until the first picture has shown whether decoding
+    could begin at this unit's key frame. ``busy`` and ``cancelled`` are guarded by the pool's lock.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        decoder: Any,
+        packets: Iterator[Any] | None,
+        segment: Segment | None = None,
+        offset: int = 0,
+    ) -> None:
+        self.out: deque[Any] = deque()
+        self.stream = stream
+        self.decoder = decoder
+        self.packets = packets
+        self.segment = segment
+        self.offset = offset
+        self.verified: bool | None = True if segment is None or segment.key_pts is None else None
+        self.at_tail = False
+        self.done = False
+        self.busy = False
+        self.cancelled = False
+        self.errors_in_row = 0
+        self.converter: Any = None
+
+
+class Feed:
+    """One source in the pool, and its books.
+
+    Written by the worker that holds it (``stream``, ``error``), by the filler that takes from it (``decoded``,
+    ``skipped``, ``taken``) or by the sink thread (``handled``, ``delivered``, ``filtered``).
+    """
+
+    def __init__(self, source: Source, name: str, group: int = 0) -> None:
+        self.source = source
+        self.name = name
+        self.group = group
+        self.stream: Stream | None = None
+        self.retired: list[Stream] = []
+        self.units: deque[Unit] = deque()
+        self.mode = ""
+        self.claimed = False  # being opened or cut
+        self.alone = bool(getattr(source, "may_stall", False))
+        self.input_ended = False
+        self.ended = False
+        """Nothing more will be decoded; heads may still hold frames."""
+        self.error: FramepipeError | None = None
+        self.cutter: Cutter | None = None
+        self.spare: list[Any] = []
+        self.frame_nbytes = 0
+        self.limit = 8
+        self.packet_errors = 0
+        self.warnings: list[str] = []
+        self.loops_left = max(1, source.loop)
+        self.offset = 0
+        self.top_pts: int | None = None
+        # the books
+        self.decoded = 0
+        self.taken = 0
+        self.handled = 0
+        self.delivered = 0
+        self.skipped: dict[str, int] = {}
+        self.dropped: dict[str, int] = {}
+        self.filtered: dict[str, int] = {}
+        self.failed: dict[str, int] = {}
+        self.first_time_s: float | None = None
+        self.last_time_s: float | None = None
+        self.spec: FrameSpec | None = None
+        self.due_s: float | None = None
+        self.expected: int | None = None
+        self.packets_read = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Frames taken and not yet through the sinks."""
+        return self.taken - self.handled
+
+
+class DecodePool:
+    """Decodes ``feeds`` with ``threads`` workers; the filler takes frames with `take`.
+
+    ``ahead_nbytes`` bounds what units behind the heads hold, ``queue_nbytes`` what a head does. ``decode`` is
+    ``auto``, ``segments``, ``frame`` or ``linear``. At most ``threads`` sources of one ``group`` above 0 (a
+    folder) are open at a time. Sources that may stall have a thread each beside the budget: they mostly wait.
+    ``crash`` is called with what no source is to blame for.
+    """
+
+    def __init__(
+        self,
+        feeds: list[Feed],
+        *,
+        threads: int,
+        decode: str = "auto",
+        ahead_nbytes: int = 128 << 20,
+        queue_nbytes: int = 16 << 20,
+        min_queue: int = 2,
+        min_segment: int | None = None,
+        crash: Callable[[BaseException], None] | None = None,
+        name: str = "framepipe",
+    ) -> None:
+        self.feeds = feeds
+        self.threads = threads
+        self.decode = decode
+        self.ahead_nbytes = ahead_nbytes
+        self.queue_nbytes = queue_nbytes
+        self.min_queue = min_queue
+        self.min_segment = min_segment
+        self.stopping = False
+        self.waited_s = 0.0
+        self._crash = crash
+        self._name = name
+        self._lock = threading.Lock()  # guards units, busy, claimed, ended, _active and the two conditions
+        self._work = threading.Condition(self._lock)
+        self._frames = threading.Condition(self._lock)
+        self._workers_waiting = 0
+        self._takers_waiting = 0
+        self._turn = 0
+        self._active = list(feeds)
+        self._threads: list[threading.Thread] = []
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the workers."""
+        for feed in self.feeds:
+            if feed.alone:
+                self._spawn(f"decode-{feed.name}", [feed])
+        shared = [feed for feed in self.feeds if not feed.alone]
+        if shared:
+            for number in range(self.threads):
+                self._spawn(f"decode-{number}", shared)
+
+    def _spawn(self, name: str, feeds: list[Feed]) -> None:
+        thread = threading.Thread(
+            target=self._guarded, args=(feeds,), name=f"{self._name}-{name}", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _guarded(self, feeds: list[Feed]) -> None:
+        try:
+            self._serve(feeds)
+        except BaseException as error:
+            if self._crash is None:
+                raise
+            self._crash(error)
+
+    def stop(self) -> None:
+        """Make every worker and taker return soon. Any thread; idempotent."""
+        self.stopping = True
+        with self._lock:
+            self._work.notify_all()
+            self._frames.notify_all()
+
+    def join(self) -> None:
+        """Wait for the workers, then close what they had open; frames left over are counted as dropped."""
+        for thread in self._threads:
+            thread.join()
+        for feed in self.feeds:
+            for unit in feed.units:
+                if unit.out and not unit.cancelled:
+                    feed.decoded += len(unit.out)
+                    feed.dropped["stopped"] = feed.dropped.get("stopped", 0) + len(unit.out)
+                unit.out.clear()
+            feed.units.clear()
+            self._close(feed)
+
+    def _close(self, feed: Feed) -> None:
+        # Generators and decoders go before their container: PyAV crashes when they are used after it.
+        feed.cutter = None
+        feed.spare.clear()
+        for stream in (*feed.retired, feed.stream):
+            if stream is not None:
+                feed.packets_read += getattr(stream, "packets_read", 0)
+                stream.close()
+        feed.retired.clear()
+        feed.stream = None
+
+    # -- taking frames (filler threads, serialised by them) -----------------------------------------------------
+
+    def take(self, timeout_s: float | None = None) -> tuple[Feed, Any] | None:
+        """The next frame of the ready source that holds least.
+
+        None after ``timeout_s``, once the pool stops, or when all is ``exhausted``.
+        """
+        feed, stale = self._pick()
+        if feed is None or stale:
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            with self._lock:
+                while True:
+                    self._advance()
+                    feed, _ = self._pick()
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if feed is not None or self.stopping or not self._active or (left is not None and left <= 0):
+                        break
+                    self._takers_waiting += 1
+                    # A worker appends without the lock and then looks at the counter: look once more.
+                    if self._pick()[0] is None:
+                        self._frames.wait(left)
+                    self._takers_waiting -= 1
+        if feed is None or self.stopping:
+            return None
+        out = feed.units[0].out
+        frame = out.popleft()
+        if self._workers_waiting and len(out) <= feed.limit // 2:
+            with self._lock:
+                self._work.notify_all()
+        return feed, frame
+
+    @property
+    def exhausted(self) -> bool:
+        """Every source has ended and everything was taken."""
+        return not self._active
+
+    def finish(self, feed: Feed) -> None:
+        """Nothing more of this source is wanted (its ``end`` was passed)."""
+        with self._lock:
+            feed.loops_left = 0
+            for unit in feed.units:
+                unit.cancelled = unit.done = True
+                unit.out.clear()
+            feed.input_ended = True
+            self._work.notify_all()
+
+    def _pick(self) -> tuple[Feed | None, bool]:
+        best: Feed | None = None
+        stale = False
+        for feed in self._active:
+            units = feed.units
+            if not units:
+                stale = stale or feed.ended
+                continue
+            head = units[0]
+            done = head.done  # before `out`: the worker appends first and says done afterwards
+            if head.out:
+                if best is None or feed.in_flight < best.in_flight:
+                    best = feed
+            elif done:
+                stale = True
+        return best, stale
+
+    def _advance(self) -> None:
+        """Lock held: remove finished heads and finished feeds; their successors may go on now."""
+        changed = False
+        for feed in list(self._active):
+            while feed.units and feed.units[0].done and not feed.units[0].out and not feed.units[0].busy:
+                feed.units.popleft()
+                changed = True
+            while feed.retired and all(unit.stream is not feed.retired[0] for unit in feed.units):
+                old = feed.retired.pop(0)
+                feed.packets_read += getattr(old, "packets_read", 0)
+                old.close()
+            self._settle(feed)
+            if feed.ended and not feed.units and not feed.claimed:
+                self._active = [other for other in self._active if other is not feed]
+                self._close(feed)
+                changed = True
+        if changed:
+            self._work.notify_all()
+
+    def _settle(self, feed: Feed) -> None:
+        """Lock held: note whether nothing more can come."""
+        if feed.input_ended and not feed.loops_left and all(unit.done for unit in feed.units):
+            feed.ended = True
+
+    # -- workers ------------------------------------------------------------------------------------------------
+
+    def _serve(self, feeds: list[Feed]) -> None:
+        while True:
+            with self._lock:
+                while (job := self._claim(feeds)) is None:
+                    if self.stopping or all(feed.ended for feed in feeds):
+                        self._work.notify_all()
+                        return
+                    crowded = any(feed.units and len(feed.units[0].out) >= feed.limit for feed in feeds)
+                    self._workers_waiting += 1
+                    began = time.perf_counter()
+                    self._work.wait()
+                    if crowded:
+                        self.waited_s += time.perf_counter() - began
+                    self._workers_waiting -= 1
+                if self.stopping:
+                    return
+            feed, unit = job
+            try:
+                if unit is not None:
+                    self._step(feed, unit)
+                elif feed.cutter is None or feed.input_ended:
+                    self._open(feed)
+                else:
+                    self._cut(feed)
+            except FramepipeError as error:
+                self._give_up(feed, error)
+            finally:
+                self._unclaim(feed, unit)
+            job = unit = None
+
+    def _claim(self, feeds: list[Feed]) -> tuple[Feed, Unit | None] | None:
+        """Lock held: the next thing to do, marked as taken. Sources take turns."""
+        for offset in range(len(feeds)):
+            at = (self._turn + offset) % len(feeds)
+            feed = feeds[at]
+            if feed.ended:
+                continue
+            for position, unit in enumerate(feed.units):
+                if not unit.busy and not unit.done and self._runnable(feed, unit, position):
+                    unit.busy = True
+                    self._turn = at + 1
+                    return feed, unit
+            if not feed.claimed and self._may_begin(feed):
+                feed.claimed = True
+                self._turn = at + 1
+                return feed, None
+        return None
+
+    def _may_begin(self, feed: Feed) -> bool:
+        """Lock held: whether another unit may be begun: the source opened, opened again, or a segment cut."""
+        if feed.stream is None or feed.input_ended:
+            if not feed.loops_left or (feed.units and not all(unit.done for unit in feed.units)):
+                return False
+            if not feed.group or feed.stream is not None:
+                return True
+            busy = sum(f.group == feed.group and (f.stream is not None or f.claimed) for f in self._active)
+            return busy < self.threads
+        if feed.cutter is None:
+            return False
+        if feed.units and feed.units[-1].at_tail:
+            return True  # it waits for the first picture of the segment behind it
+        width = max(1, self.threads // max(1, len(self._active)))
+        return len(feed.units) < width and self._has_room_ahead(feed)
+
+    def _runnable(self, feed: Feed, unit: Unit, position: int) -> bool:
+        if unit.cancelled:
+            return True  # to be put away
+        if not self._room(feed, unit):
+            return False
+        if not unit.at_tail or unit.segment is None or unit.segment.last:
+            return True
+        if position + 1 >= len(feed.units):
+            return False
+        following = feed.units[position + 1]
+        return following.verified or (following.verified is False and not feed.claimed)
+
+    def _room(self, feed: Feed, unit: Unit) -> bool:
+        units = feed.units
+        if units and units[0] is unit:
+            return len(unit.out) < feed.limit
+        return unit.verified is None or self._has_room_ahead(feed)
+
+    def _has_room_ahead(self, feed: Feed) -> bool:
+        waiting = sum(len(unit.out) for unit in feed.units) - (len(feed.units[0].out) if feed.units else 0)
+        return waiting * feed.frame_nbytes < self.ahead_nbytes
+
+    def _unclaim(self, feed: Feed, unit: Unit | None) -> None:
+        with self._lock:
+            if unit is None:
+                feed.claimed = False
+            else:
+                unit.busy = False
+            self._settle(feed)
+            if self._workers_waiting:
+                self._work.notify_all()
+            if self._takers_waiting:
+                self._frames.notify_all()
+
+    def _give_up(self, feed: Feed, error: FramepipeError) -> None:
+        with self._lock:
+            feed.error = feed.error or error
+            feed.loops_left = 0
+            feed.input_ended = True
+            for unit in feed.units:
+                unit.done = True
+
+    # -- opening and cutting ------------------------------------------------------------------------------------
+
+    def _open(self, feed: Feed) -> None:
+        """Open the source (again): its first unit, and a cutter where it is decoded in segments."""
+        try:
+            stream = feed.source.open(lambda: self.stopping)
+        except FramepipeError:
+            raise
+        except Exception as error:
+            raise SourceError(f"{feed.name}: cannot be opened ({error})", source=feed.name) from error
+        if feed.stream is not None:
+            feed.retired.append(feed.stream)
+            feed.spare.clear()
+        feed.stream = stream
+        feed.loops_left -= 1
+        feed.expected = stream.expected
+        feed.input_ended = False
+        if feed.top_pts is not None:
+            feed.offset = feed.top_pts + 1
+        if not isinstance(stream, ContainerStream):
+            feed.mode = "frames"
+            feed.units.append(Unit(stream, None, stream.frames(), offset=feed.offset))
+            return
+        if feed.source.start is not None:
+            stream.seek(feed.source.start)
+        self._begin(feed, stream)
+
+    def _begin(self, feed: Feed, stream: ContainerStream) -> None:
+        wanted = getattr(feed.source, "decode", None) or self.decode
+        others = len(self._active) - 1
+        packets = stream.packets()
+        segment = None
+        if wanted == "segments" or (wanted == "auto" and others + 1 < self.threads and not feed.alone):
+            context = stream.stream.codec_context
+            nbytes = context.width * context.height * 3 // 2 or 1
+            limit = None if wanted == "segments" else max(32, 2 * self.ahead_nbytes // nbytes)
+            cutter = Cutter(packets) if self.min_segment is None else Cutter(packets, self.min_segment)
+            segment = cutter.next(limit)
+            packets = cutter.rest()
+            if segment is not None and segment.packets and not segment.last:
+                feed.mode, feed.cutter = "segments", cutter
+                feed.units.append(Unit(stream, self._decoder(feed, stream), iter(segment.packets), segment, feed.offset))
+                return
+            packets = itertools.chain(segment.packets if segment is not None else (), packets)
+        threads = self.threads if wanted == "frame" or (wanted == "auto" and not others) else 1
+        feed.mode = "frame" if threads > 1 else "linear"
+        feed.units.append(Unit(stream, stream.decoder(threads), packets, offset=feed.offset))
+
+    def _decoder(self, feed: Feed, stream: ContainerStream) -> Any:
+        try:
+            return feed.spare.pop()
+        except IndexError:
+            return stream.decoder()
+
+    def _cut(self, feed: Feed) -> None:
+        assert feed.cutter is not None
+        stream = feed.stream
+        assert isinstance(stream, ContainerStream)
+        segment = feed.cutter.next()
+        if segment is None:
+            feed.input_ended = True
+            if feed.units and feed.units[-1].segment is not None:
+                feed.units[-1].segment.last = True
+            feed.cutter = None
+            return
+        unit = Unit(stream, self._decoder(feed, stream), iter(segment.packets), segment, feed.offset)
+        with self._lock:
+            if segment.last:
+                feed.input_ended, feed.cutter = True, None
+            feed.units.append(unit)
+
+    # -- decoding -----------------------------------------------------------------------------------------------
+
+    def _step(self, feed: Feed, unit: Unit) -> None:
+        """Decode up to ``STEP`` packets, as long as there is room."""
+        if unit.cancelled:
+            unit.out.clear()
+            unit.done = True
+            return
+        if unit.at_tail:
+            self._finish(feed, unit)
+            return
+        packets = unit.packets
+        assert packets is not None
+        for _ in range(STEP):
+            if self.stopping or unit.cancelled or not self._room(feed, unit):
+                return
+            packet = self._next(feed, packets)
+            if packet is None:
+                unit.at_tail = True
+                if unit.segment is None:
+                    self._finish(feed, unit)
+                return
+            if unit.decoder is None:
+                self._emit(feed, unit, packet)
+            else:
+                self._decode(feed, unit, packet)
+
+    def _next(self, feed: Feed, packets: Iterator[Any]) -> Any:
+        try:
+            return next(packets, None)
+        except FramepipeError:
+            raise
+        except Exception as error:
+            raise SourceError(f"{feed.name}: reading failed ({error})", source=feed.name) from error
+
+    def _decode(self, feed: Feed, unit: Unit, packet: Any) -> None:
+        try:
+            frames = unit.decoder.decode(packet)
+            unit.errors_in_row = 0
+        except av.error.EOFError:
+            return  # flushed before: the end, no failure
+        except (av.error.FFmpegError, ValueError) as error:
+            feed.packet_errors += 1
+            unit.errors_in_row += 1
+            if unit.errors_in_row > GIVE_UP:
+                raise SourceError(
+                    f"{feed.name}: given up after {GIVE_UP} undecodable packets in a row ({error})", source=feed.name
+                ) from error
+            return
+        for frame in frames:
+            self._emit(feed, unit, frame)
+
+    def _emit(self, feed: Feed, unit: Unit, frame: Any) -> None:
+        segment = unit.segment
+        if segment is not None:
+            pts = frame.pts
+            if pts in segment.leading or (unit.at_tail and pts == segment.tail_pts):
+                return  # the segment before shows it, or the one behind
+            if unit.verified is None:
+                unit.verified = pts == segment.key_pts
+            if not unit.verified:
+                return
+        if frame.format.name not in pixfmt.table():
+            frame = _convert(unit, frame)
+        if not feed.frame_nbytes:
+            feed.frame_nbytes = FrameSpec.of(frame).nbytes
+            feed.limit = max(self.min_queue, min(32, self.queue_nbytes // feed.frame_nbytes))
+        if frame.pts is not None:
+            if unit.offset:
+                frame.pts += unit.offset
+            if feed.top_pts is None or frame.pts > feed.top_pts:
+                feed.top_pts = frame.pts
+        unit.out.append(frame)
+        if self._takers_waiting and feed.units[0] is unit:
+            with self._lock:
+                self._frames.notify()
+
+    def _finish(self, feed: Feed, unit: Unit) -> None:
+        """The unit's packets are through: flush it, or, where decoding cannot begin behind it, go on linearly."""
+        segment = unit.segment
+        if segment is not None and not segment.last:
+            with self._lock:
+                following = feed.units[feed.units.index(unit) + 1]
+                if not following.verified:
+                    self._go_linear(feed, unit)
+                    return
+            for packet in segment.tail:
+                self._decode(feed, unit, packet)
+        if unit.decoder is not None:
+            self._decode(feed, unit, None)
+            if segment is not None:
+                unit.decoder.flush_buffers()
+                feed.spare.append(unit.decoder)
+        if segment is None:
+            feed.input_ended = True
+            error = getattr(unit.stream, "demux_error", None)
+            if error is not None:
+                feed.packet_errors += 1
+                feed.warnings.append(f"reading ended early: {error}")
+        if unit.verified is None:
+            unit.verified = False
+            if feed.units[0] is unit:
+                unit.verified = True
+        unit.packets = unit.decoder = None
+        unit.done = True
+
+    def _go_linear(self, feed: Feed, unit: Unit) -> None:
+        """Lock held: decoding did not start clean behind ``unit``, so its decoder goes on with everything left."""
+        later: list[Any] = []
+        while feed.units[-1] is not unit:
+            other = feed.units.pop()
+            other.cancelled = True
+            assert other.segment is not None
+            later.insert(0, other.segment.packets)
+        rest = feed.cutter.rest() if feed.cutter is not None else iter(())
+        feed.cutter = None
+        feed.input_ended = False
+        feed.mode = "linear"
+        unit.packets = itertools.chain(*later, rest)
+        unit.segment = None
+        unit.at_tail = False
+
+
+def _convert(unit: Unit, frame: Any) -> Any:
+    """A frame in the nearest format that framepipe takes (palettes, packed 4:2:2, big endian)."""
+    fmt = frame.format
+    deep = max(component.bits for component in fmt.components) > 8
+    if fmt.is_rgb or fmt.has_palette or fmt.is_bit_stream:
+        name = "gbrp16le" if deep else "rgb24"
+    else:
+        name = "yuv444p16le" if deep else "yuv444p"
+    if unit.converter is None:
+        unit.converter = av.video.reformatter.VideoReformatter()
+    return unit.converter.reformat(frame, format=name, threads=1)

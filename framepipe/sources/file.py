@@ -1,0 +1,88 @@
+"""A video file, stream or still, decoded by PyAV."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from framepipe.container import ContainerStream, is_url, may_stall
+from framepipe.errors import SourceError, SourceNotFoundError
+from framepipe.registry import register
+from framepipe.source import Source, Stream
+
+VIDEO = frozenset(
+    ".264 .265 .3gp .asf .av1 .avi .avif .flv .gif .h264 .h265 .hevc .ivf .m2ts .m4v .mj2 .mjpeg .mkv .mov .mp4 "
+    ".mpeg .mpg .mts .mxf .nut .obu .ogv .ts .vob .webm .wmv .y4m".split()
+)
+STILL = frozenset(".bmp .jpeg .jpg .png .tif .tiff .webp".split())
+
+
+@register("file")
+@dataclass(kw_only=True)
+class File(Source):
+    """A file, folder, glob, ``%04d`` sequence, ``-`` for standard input, or a URL.
+
+    A folder or glob of videos is a source each, in the order of their names; of stills, one sequence shown at
+    ``rate`` pictures a second (25 by default). An existing file wins over a pattern. ``stream`` chooses a video
+    stream by its index. ``decode`` and ``threads`` override the pipeline's. ``matrix`` and ``color_range`` override
+    what the file says of its colour. ``timeout_s`` bounds every read from a network.
+    """
+
+    uri: str
+    stream: int | None = None
+    decode: Literal["auto", "frame", "segments", "linear"] | None = None
+    matrix: Literal["bt601", "bt709", "bt2020"] | None = None
+    color_range: Literal["limited", "full"] | None = None
+    rate: float | None = None
+    timeout_s: float = 10.0
+
+    @property
+    def may_stall(self) -> bool:
+        """Whether a read may wait for ever, so that a thread of its own reads."""
+        return may_stall(self.uri)
+
+    def expand(self) -> list[Source]:
+        uri = self.uri
+        if uri == "":
+            raise SourceNotFoundError("the name of an input is empty")
+        if uri == "-" or is_url(uri) or os.path.isfile(uri):
+            return [self]
+        if os.path.isdir(uri):
+            files = sorted(p for p in Path(uri).iterdir() if p.suffix.lower() in VIDEO | STILL and p.is_file())
+            if not files:
+                raise SourceError(f"{uri}: the folder holds no video and no picture; name a file, or a pattern such as {uri}/*.mp4")
+            return self._of(files)
+        if any(mark in uri for mark in "*?["):
+            files = sorted(Path(name) for name in glob.glob(uri, recursive=True) if os.path.isfile(name))
+            if not files:
+                raise SourceNotFoundError(f"{uri}: no file matches this pattern")
+            return self._of(files)
+        if "%" in uri:
+            from framepipe.sources.images import numbered
+
+            files = numbered(uri)
+            if files:
+                return self._of(files)
+        return [self]
+
+    def _of(self, files: list[Path]) -> list[Source]:
+        from framepipe.sources.images import Images
+
+        if files and all(file.suffix.lower() in STILL for file in files):
+            common = {key: getattr(self, key) for key in ("name", "start", "end", "every", "fps", "loop")}
+            return [Images(files=tuple(str(f) for f in files), rate=self.rate or 25.0, **common)]
+        if len(files) == 1:
+            return [replace(self, uri=str(files[0]))]
+        return [
+            replace(self, uri=str(file), name=f"{self.name}-{file.stem}" if self.name else None) for file in files
+        ]
+
+    def open(self, stopping: Callable[[], bool]) -> Stream:
+        options = {"framerate": str(self.rate)} if self.rate and self.uri.lower().endswith((".264", ".h264", ".265", ".h265", ".hevc")) else None
+        return ContainerStream(
+            self.uri, stopping, stream=self.stream, timeout_s=self.timeout_s, options=options
+        )
