@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import av
@@ -22,6 +23,7 @@ from framepipe import pixfmt
 from framepipe.container import ContainerStream, Cutter, Segment
 from framepipe.errors import FramepipeError, SourceError
 from framepipe.frame import FrameSpec
+from framepipe.sink import SourceInfo
 from framepipe.source import Source, Stream
 
 STEP = 16
@@ -102,7 +104,13 @@ class Feed:
         self.first_time_s: float | None = None
         self.last_time_s: float | None = None
         self.spec: FrameSpec | None = None
+        self.time_base: Fraction | None = None
+        self.rate = Fraction(25)
+        self.full_range = {"full": True, "limited": False}.get(getattr(source, "color_range", None) or "")
+        self.nth = 0
+        self.info: SourceInfo = SourceInfo(name, "")
         self.due_s: float | None = None
+        self.fps_origin_s = 0.0
         self.expected: int | None = None
         self.packets_read = 0
 
@@ -118,7 +126,7 @@ class DecodePool:
     ``ahead_nbytes`` bounds what units behind the heads hold, ``queue_nbytes`` what a head does. ``decode`` is
     ``auto``, ``segments``, ``frame`` or ``linear``. At most ``threads`` sources of one ``group`` above 0 (a
     folder) are open at a time. Sources that may stall have a thread each beside the budget: they mostly wait.
-    ``crash`` is called with what no source is to blame for.
+    ``crash``, if set, is called with what no source is to blame for.
     """
 
     def __init__(
@@ -131,7 +139,6 @@ class DecodePool:
         queue_nbytes: int = 16 << 20,
         min_queue: int = 2,
         min_segment: int | None = None,
-        crash: Callable[[BaseException], None] | None = None,
         name: str = "framepipe",
     ) -> None:
         self.feeds = feeds
@@ -143,15 +150,19 @@ class DecodePool:
         self.min_segment = min_segment
         self.stopping = False
         self.waited_s = 0.0
-        self._crash = crash
+        self.crash: Callable[[BaseException], None] | None = None
         self._name = name
-        self._lock = threading.Lock()  # guards units, busy, claimed, ended, _active and the two conditions
+        # Guards units, busy, claimed, ended, _active and the two conditions; re-entrant because a signal handler
+        # may call `stop` while the same thread is in it.
+        self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)
         self._frames = threading.Condition(self._lock)
         self._workers_waiting = 0
         self._takers_waiting = 0
         self._turn = 0
         self._active = list(feeds)
+        self.finished: deque[Feed] = deque()
+        """Feeds of which everything was taken, for the sink thread to pick up."""
         self._threads: list[threading.Thread] = []
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -177,9 +188,9 @@ class DecodePool:
         try:
             self._serve(feeds)
         except BaseException as error:
-            if self._crash is None:
+            if self.crash is None:
                 raise
-            self._crash(error)
+            self.crash(error)
 
     def stop(self) -> None:
         """Make every worker and taker return soon. Any thread; idempotent."""
@@ -211,6 +222,11 @@ class DecodePool:
                 stream.close()
         feed.retired.clear()
         feed.stream = None
+
+    @property
+    def idents(self) -> set[int | None]:
+        """Identities of the workers."""
+        return {thread.ident for thread in self._threads}
 
     # -- taking frames (filler threads, serialised by them) -----------------------------------------------------
 
@@ -290,6 +306,7 @@ class DecodePool:
             if feed.ended and not feed.units and not feed.claimed:
                 self._active = [other for other in self._active if other is not feed]
                 self._close(feed)
+                self.finished.append(feed)
                 changed = True
         if changed:
             self._work.notify_all()

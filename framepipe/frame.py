@@ -230,6 +230,8 @@ class Item:
     time_base: Fraction | None
     time_s: float
     estimated: bool = False
+    filtered_by: str | None = None
+    """Set by a stage in `Stage.collect` to its id: the picture goes no further."""
     meta: dict[str, Any] = field(default_factory=dict)
     handle: Any = None
     """The pipeline's own record of the source; not for stages."""
@@ -273,7 +275,7 @@ class Frame:
     ``width`` and ``height`` are those of the upright source picture, in which boxes are given.
     """
 
-    __slots__ = ("_host", "_release", "image", "item", "spec", "tensors")
+    __slots__ = ("_host", "_release", "image", "item", "on_host", "spec", "tensors")
 
     def __init__(
         self,
@@ -290,6 +292,7 @@ class Frame:
         self.tensors = tensors if tensors is not None else {}
         self._release = release
         self._host = host
+        self.on_host: Frame | None = None  # the pipeline's: this frame with numpy arrays, while host sinks see it
 
     @property
     def source(self) -> str:

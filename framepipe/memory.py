@@ -44,7 +44,8 @@ class RecyclingPool:
     keep their block; nobody overwrites it while they live. Any thread may drop the last reference.
     """
 
-    def __init__(self, ledger: Ledger | None = None) -> None:
+    def __init__(self, ledger: Ledger | None = None, kind: str = "pageable") -> None:
+        self.kind = kind
         self._free: dict[int, deque[np.ndarray]] = {}
         self._ledger = ledger
         self._closed = False
@@ -66,7 +67,7 @@ class RecyclingPool:
             block = aligned_empty(nbytes)
             self.made += 1
             if self._ledger is not None:
-                self._ledger.add("pageable", nbytes)
+                self._ledger.add(self.kind, nbytes)
         return np.asarray(_Lease(self, block, shape, dtype))
 
     def trim(self) -> None:
@@ -92,7 +93,7 @@ class RecyclingPool:
 
     def _forget(self, nbytes: int) -> None:
         if self._ledger is not None:
-            self._ledger.add("pageable", -nbytes)
+            self._ledger.add(self.kind, -nbytes)
 
 
 class _Lease:

@@ -99,8 +99,8 @@ class Stage(Component):
     def plan(self, flow: Flow) -> Flow:
         """Map what comes in to what goes out, before the first frame and again whenever the spec changes.
 
-        Every array written anew is ``flow.put(name, ArraySpec(...))``. State that depends on the spec (a background
-        model) is dropped here. Raises `ConfigError` where the parameters do not fit. The default writes each array
+        Every array written anew is ``flow.put(name, ArraySpec(...))``. A stage object serves one spec: where sources
+        of several sizes meet, the pipeline copies it (`copy.copy`, before `plan`) for each further one. Raises `ConfigError` where the parameters do not fit. The default writes each array
         of ``writes`` anew in its present shape.
         """
         for name in sorted(self.writes - {"meta", "planes"}):
@@ -120,6 +120,9 @@ class Stage(Component):
 
     def collect(self, batch: Batch) -> None:
         """On the host, once the device is done: turn ``batch.host`` into ``item.meta[self.id]`` of each item."""
+
+    def reset(self, source: str) -> None:
+        """Drop what is remembered of a source: its pictures have changed their spec."""
 
     def close(self) -> None:
         """Give up what `open` took. Called once, after the device is idle."""

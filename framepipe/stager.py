@@ -44,6 +44,9 @@ class Stager(Component):
     kind = "staging"
     holds_frames: bool = False
 
+    shares_memory: bool = False
+    """True where stages read the slot's own memory, so that it is free only behind the last of them."""
+
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         """Take the device and the numbers to allocate for."""
         self.device = device
@@ -51,9 +54,19 @@ class Stager(Component):
         self.batch = batch
         self.depth = depth
 
-    def plan(self, spec: FrameSpec) -> bool:
-        """Make memory for pictures of ``spec``; every slot is idle. True if anything was allocated anew."""
+    def plan(self, spec: FrameSpec, ring: Sequence[Slot] = ()) -> bool:
+        """On a filler thread, with every slot idle: make host memory for pictures of ``spec``.
+
+        True if anything was allocated anew.
+        """
         return False
+
+    def plan_device(self, spec: FrameSpec) -> None:
+        """On the runner, with nothing in flight: make device memory for pictures of ``spec``."""
+
+    def fits(self, spec: FrameSpec) -> bool:
+        """Whether `plan` was called for pictures as large as ``spec``; if so no slot needs to be idle."""
+        return True
 
     def fill(self, frames: Sequence[av.VideoFrame], slot: Slot, spec: FrameSpec) -> None:
         """On a filler thread, with the slot's fence done: take the pictures over."""

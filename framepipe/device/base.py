@@ -106,6 +106,10 @@ class Device(ABC):
         """Output memory for work on ``stream``, recycled by lease: reused only behind the last holder's work."""
 
     @abstractmethod
+    def host_output(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Host memory that results are read back to, page-locked on a GPU, recycled when its last holder drops it."""
+
+    @abstractmethod
     def upload(self, dst: Any, src: np.ndarray, stream: Stream) -> None:
         """Copy host to device behind the work on ``stream``; ``src`` must stay as it is until that is done."""
 
@@ -126,6 +130,9 @@ class Device(ABC):
 
     def host_access(self, array: np.ndarray, *, write: bool) -> None:  # noqa: B027
         """Say that the calling thread now reads or writes host memory which streams copy from or to."""
+
+    def regions(self, parts: Sequence[np.ndarray], label: str) -> None:  # noqa: B027
+        """Say that these parts of a host block are used apart from each other (slots of a slab)."""
 
     def stamp(self) -> Any:
         """What the calling thread has seen finished; handed with a slot or batch to the next thread's `observe`."""

@@ -1,0 +1,479 @@
+"""`Pipeline`: plan, open, run or iterate, stop, close; and `open`, the short way to frames."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from framepipe import chain, registry
+from framepipe.decode import DecodePool, Feed
+from framepipe.device import select
+from framepipe.engine import Delivery, Engine
+from framepipe.errors import ClosedError, ConfigError, FramepipeError, OutputExistsError
+from framepipe.frame import Frame
+from framepipe.report import RunReport, Statistics
+from framepipe.sink import Sink, SinkContext, SourceInfo
+from framepipe.source import Source
+from framepipe.stage import Stage
+from framepipe.stager import StagingOptions
+from framepipe.summary import Summary
+
+_SLICE_S = 0.1
+"""The main thread never waits longer in one go: before Python 3.14 a lock wait on Windows ignores Ctrl-C."""
+_numbers = count(1)
+_alive: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for engine in list(_alive):
+        engine.stop()
+    for engine in list(_alive):
+        engine.join(5.0)
+
+
+class Pipeline:
+    """Sources → stages → sinks, run once.
+
+    Use it in one of three ways: `run` it to its end; iterate it (``for frame in pipeline``, ``async for`` too) for
+    its frames; or both sinks and iteration. It is a context manager; `close` is idempotent. ``stop()`` may be
+    called from any thread and from signal handlers. ``report`` is there once it has ended, in whatever way.
+
+    ``sources`` are `Source` objects, or strings as in YAML; ``stages`` and ``sinks`` are objects, or names of ones
+    that need no parameter; a callable among ``sinks`` gets every frame. ``staging`` is a strategy's name, the
+    ``staging:`` block as a mapping, or `StagingOptions`. ``threads`` is the budget of decoding threads (by default
+    the CPUs this process may use), ``decode`` how one file is decoded (auto, segments, frame, linear).
+
+    Raises `ConfigError` where the parts do not fit, before anything is opened.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source | str | os.PathLike[str]],
+        stages: Sequence[Stage | str] = (),
+        sinks: Sequence[Sink | str | Callable[[Frame], Any]] = (),
+        *,
+        device: str = "auto",
+        staging: str | Mapping[str, Any] | StagingOptions = "auto",
+        threads: int | None = None,
+        decode: Literal["auto", "segments", "frame", "linear"] = "auto",
+        overwrite: bool = False,
+        queue: int = 4,
+        ahead_bytes: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.name = name or f"framepipe-{next(_numbers)}"
+        self.report: RunReport | None = None
+        self._sources = [_source(source) for source in sources]
+        if not self._sources:
+            raise ConfigError("a pipeline needs at least one source")
+        self._stages = [_make("stages", stage) for stage in stages]
+        self._sinks: list[Sink] = [_sink(sink) for sink in sinks]
+        self._device_name = device
+        self._options = _options(staging)
+        self._threads = threads if threads is not None else _cpus()
+        if self._threads < 1:
+            raise ConfigError(f"threads is {self._threads}; it must be at least 1")
+        self._decode = decode
+        self._overwrite = overwrite
+        self._queue = queue
+        self._ahead = ahead_bytes if ahead_bytes is not None else _ahead(self._threads)
+        self._engine: Engine | None = None
+        self._feeds: list[Feed] = []
+        self._infos: dict[str, SourceInfo] = {}
+        self._summary: Summary | None = None
+        self._stopped = False
+        self._closed = False
+        self._iterating = False
+        self._lock = threading.RLock()  # guards _engine, _stopped and _closed; re-entrant for signal handlers
+        select.make(device)[0].close()  # an unknown or absent device is a mistake now, not at the first frame
+
+    # -- running ------------------------------------------------------------------------------------------------
+
+    def run(self, progress: Callable[[Statistics], None] | None = None) -> RunReport:
+        """Run to the end and return the report.
+
+        ``progress`` is called about four times a second, in this thread. Raises the first error of a stage, sink
+        or the machine; a source that fails is only in the report, unless nothing was delivered at all.
+        """
+        engine = self._start(iterating=False)
+        try:
+            last = 0.0
+            while engine is not None and not engine.finished.wait(_SLICE_S):
+                now = time.monotonic()
+                if progress is not None and now - last >= 0.25:
+                    last = now
+                    progress(self.statistics())
+            if progress is not None:
+                progress(self.statistics())
+        except BaseException:
+            self.close()
+            raise
+        return self._result()
+
+    def stop(self) -> None:
+        """End soon: what is in flight is delivered, the rest counted as dropped. Any thread, signal handlers, any time."""
+        with self._lock:
+            self._stopped = True
+            if self._engine is not None:
+                self._engine.stop()
+
+    def close(self) -> None:
+        """Stop, wait for every thread, and give everything back. Idempotent.
+
+        Raises `FramepipeError` when called from a callback, sink or stage: those run on threads that it waits for.
+        """
+        engine = self._engine
+        if engine is not None:
+            if threading.get_ident() in engine.idents:
+                raise FramepipeError(
+                    "close() was called from inside a stage, sink or callback, on a thread of this pipeline that it "
+                    "would wait for; call stop() there, and close() after run() or the loop has returned"
+                )
+            self.stop()
+            while not engine.finished.wait(_SLICE_S):
+                pass
+            engine.join()
+            self._conclude(engine)
+        self._closed = True
+
+    def statistics(self) -> Statistics:
+        """A snapshot of the run so far. Any thread."""
+        engine = self._engine
+        began = engine.started_s if engine is not None else 0.0
+        seconds = 0.0
+        if engine is not None:
+            seconds = engine.seconds if engine.finished.is_set() else time.perf_counter() - began
+        delivered = {feed.name: feed.delivered for feed in self._feeds}
+        known = [feed.expected for feed in self._feeds]
+        plain = all(f.source.start is None and f.source.end is None and f.source.loop == 1 for f in self._feeds)
+        total = sum(delivered.values())
+        return Statistics(
+            decoded=sum(feed.decoded for feed in self._feeds),
+            delivered=total,
+            skipped=sum(sum(feed.skipped.values()) for feed in self._feeds),
+            dropped=sum(sum(feed.dropped.values()) for feed in self._feeds),
+            expected=sum(k for k in known if k) if known and all(known) and plain else None,
+            seconds=seconds,
+            fps=total / seconds if seconds > 0 else 0.0,
+            sources=delivered,
+        )
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- iterating ----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Frame]:
+        self._start_iterating()
+        return self
+
+    def __next__(self) -> Frame:
+        engine = self._start_iterating()
+        if engine is None:
+            raise StopIteration
+        delivery = engine.delivery
+        assert delivery is not None
+        while True:
+            try:
+                frame = delivery.frames.get(timeout=_SLICE_S)
+            except Exception:  # queue.Empty: look for signals, then wait on
+                if self._closed:
+                    raise StopIteration from None
+                continue
+            if frame is None:
+                delivery.frames.put(None)  # for the next call
+                self._result()
+                raise StopIteration
+            delivery.took()
+            frame.item.handle.delivered += 1
+            return frame
+
+    def __aiter__(self) -> AsyncIterator[Frame]:
+        self._start_iterating()
+        return self
+
+    async def __anext__(self) -> Frame:
+        try:
+            frame = await asyncio.to_thread(next, self, None)
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+        if frame is None:
+            raise StopAsyncIteration
+        return frame
+
+    def _start_iterating(self) -> Engine | None:
+        if self._iterating:
+            return self._engine
+        engine = self._start(iterating=True)
+        self._iterating = True
+        return engine
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    def _start(self, *, iterating: bool) -> Engine | None:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this pipeline is closed; make a new one")
+            if self._engine is not None or self.report is not None:
+                raise ClosedError("this pipeline has run already; make a new one for another run")
+            if self._stopped:
+                self.report = RunReport(exit="stopped", fps=None)
+                return None
+            engine = self._open(iterating)
+            self._engine = engine
+            _alive.add(engine)
+            weakref.finalize(self, _forgotten, engine, self.name).atexit = False
+            engine.start()
+            return engine
+
+    def _open(self, iterating: bool) -> Engine:
+        """Plan everything, then open in order; what was opened is closed again if something fails."""
+        self._feeds = _feeds(self._sources)
+        self._infos = {feed.name: _info(feed) for feed in self._feeds}
+        wanted = {name for sink in self._sinks for name in sink.reads}
+        stages = chain.prepare(self._stages, wanted | ({"image"} if iterating and not self._stages else set()), _rgb)
+        self._check_outputs()
+        device, why = select.make(self._device_name)
+        opened: list[Callable[[], None]] = [device.close]
+        try:
+            options = self._options
+            if options.strategy == "auto":
+                options = replace(options, strategy=device.default_staging)
+            slots = options.depth + 1 + options.fillers if options.slots == "auto" else options.slots
+            stager = registry.find("staging", options.strategy)()
+            stager.open(device, slots, options.batch, options.depth)
+            opened.append(stager.close)
+            for stage in stages:
+                stage.open(device)
+                opened.append(stage.close)
+            context = SinkContext(self._infos, self._overwrite)
+            for sink in self._sinks:
+                sink.open(context)
+                opened.append(sink.close)
+            pool = DecodePool(
+                self._feeds,
+                threads=self._threads,
+                decode=self._decode,
+                ahead_nbytes=self._ahead,
+                min_queue=max(2, options.batch),
+                name=self.name,
+            )
+            engine = Engine(
+                device=device,
+                pool=pool,
+                stager=stager,
+                options=options,
+                slots=slots,
+                stages=stages,
+                sinks=self._sinks,
+                context=context,
+                wanted=None if iterating else wanted,
+                delivery=Delivery(self._queue) if iterating else None,
+                name=self.name,
+            )
+            pool.crash = engine.fail
+        except BaseException:
+            for close in reversed(opened):
+                close()
+            raise
+        self._summary = Summary(why=why, strategy=options.strategy)
+        return engine
+
+    def _check_outputs(self) -> None:
+        names = [feed.name for feed in self._feeds]
+        inputs = [info.path for info in self._infos.values() if info.path is not None]
+        for sink in self._sinks:
+            for path in sink.paths(names):
+                if any(path.exists() and same.exists() and path.samefile(same) for same in inputs):
+                    raise ConfigError(f"{path}: is an input of this pipeline; write to another file")
+                if path.exists() and not self._overwrite:
+                    raise OutputExistsError(f"{path}: exists already; --overwrite (overwrite=True) replaces it")
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def _result(self) -> RunReport:
+        """The report of an ended run, or its error."""
+        engine = self._engine
+        if engine is None:
+            assert self.report is not None
+            return self.report
+        engine.join()
+        report = self._conclude(engine)
+        if engine.error is not None:
+            raise engine.error
+        if report.exit == "failed":
+            for feed in self._feeds:
+                if feed.error is not None:
+                    raise feed.error
+            raise FramepipeError(report.error or "nothing was delivered")
+        return report
+
+    def _conclude(self, engine: Engine) -> RunReport:
+        if self.report is None:
+            assert self._summary is not None
+            self.report = self._summary.report(engine, self._feeds, self._stopped or engine.stopping)
+        return self.report
+
+
+def open(
+    source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source],
+    *,
+    device: str = "auto",
+    stages: Sequence[Stage | str] | None = None,
+    staging: str | Mapping[str, Any] | StagingOptions = "auto",
+    accuracy: Literal["exact", "fast"] | None = None,
+    **options: Any,
+) -> Pipeline:
+    """The frames of one or several inputs: ``with framepipe.open("clip.mp4") as frames: for frame in frames: …``.
+
+    Without ``stages`` every ``frame.image`` is the upright picture as RGB uint8 (H, W, 3) on the device, converted
+    with ``accuracy`` (``exact`` is within 1 code of the standard's formula, ``fast`` within 3; by default fast on
+    the CPU). ``start``, ``end``, ``every``, ``fps``, ``loop``, ``stream`` and the like go to each source given by
+    its name; everything else to `Pipeline`.
+    """
+    from framepipe.sources.file import File
+    from framepipe.stages.rgb import Rgb
+
+    given = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
+    fields = set(File.__dataclass_fields__) - {"uri", "name", "decode"}
+    for_source = {key: options.pop(key) for key in list(options) if key in fields}
+    sources = [s if isinstance(s, Source) else replace(_source(s), **for_source) for s in given]
+    if stages is None:
+        stages = [Rgb(accuracy=accuracy)]
+    elif accuracy is not None:
+        raise ConfigError("accuracy goes with the default stages; give it to your own rgb or tensor stage instead")
+    return Pipeline(sources, stages, device=device, staging=staging, **options)
+
+
+def _forgotten(engine: Engine, name: str) -> None:
+    """A pipeline was collected without close: end its threads (they hold the engine alone)."""
+    if not engine.finished.is_set():
+        engine.stop()
+        warnings.warn(f"pipeline {name!r} was never closed; use it in a with statement", ResourceWarning, stacklevel=2)
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def _ahead(threads: int) -> int:
+    """Bytes that segments may hold decoded ahead: in-order delivery wants about a segment a thread, memory bounds it."""
+    import psutil
+
+    return min(max(128 << 20, (64 << 20) * (threads - 1)), 1 << 30, psutil.virtual_memory().available // 8)
+
+
+def _rgb() -> Stage:
+    from framepipe.stages.rgb import Rgb
+
+    return Rgb()
+
+
+def _make(kind: str, part: Any) -> Any:
+    return registry.find(kind, part)() if isinstance(part, str) else part
+
+
+def _source(source: Source | str | os.PathLike[str]) -> Source:
+    if isinstance(source, Source):
+        return source
+    from framepipe.sources.file import File
+
+    text = os.fspath(source)
+    if text in registry.names("sources") and text not in ("file", "images") and not os.path.exists(text):
+        made: Source = registry.find("sources", text)()
+        return made
+    return File(uri=text)
+
+
+def _sink(sink: Any) -> Sink:
+    if isinstance(sink, Sink):
+        return sink
+    if isinstance(sink, str):
+        made: Sink = registry.find("sinks", sink)()
+        return made
+    if callable(sink):
+        from framepipe.sinks.callback import Callback
+
+        return Callback(function=sink)
+    raise ConfigError(f"{sink!r} is no sink: give a Sink, the name of one, or a callable")
+
+
+def _options(staging: str | Mapping[str, Any] | StagingOptions) -> StagingOptions:
+    if isinstance(staging, str):
+        staging = StagingOptions(strategy=staging)
+    elif isinstance(staging, Mapping):
+        known = StagingOptions.__dataclass_fields__
+        for key in staging:
+            if key not in known:
+                raise ConfigError(f"staging has no {key!r}{registry.did_you_mean(key, known)}")
+        staging = StagingOptions(**staging)
+    if staging.strategy != "auto":
+        registry.find("staging", staging.strategy)
+    for key in ("depth", "batch", "fillers"):
+        if getattr(staging, key) < 1:
+            raise ConfigError(f"staging.{key} is {getattr(staging, key)}; it must be at least 1")
+    if staging.slots != "auto" and staging.slots < 1:
+        raise ConfigError(f"staging.slots is {staging.slots}; it must be at least 1")
+    return staging
+
+
+def _feeds(sources: Sequence[Source]) -> list[Feed]:
+    """A feed for every source, expanded, with names of their own."""
+    feeds: list[Feed] = []
+    taken: set[str] = set()
+    for group, source in enumerate(sources, 1):
+        parts = source.expand()
+        for part in parts:
+            base = part.name or _stem(part)
+            name, number = base, 2
+            while name in taken:
+                name, number = f"{base}-{number}", number + 1
+            taken.add(name)
+            feeds.append(Feed(part, name, group if len(parts) > 1 else 0))
+    return feeds
+
+
+def _stem(source: Source) -> str:
+    uri = getattr(source, "uri", "")
+    if uri == "-":
+        return "stdin"
+    if uri:
+        from framepipe.container import is_url
+
+        if is_url(uri):
+            from framepipe.redact import redact
+
+            uri = redact(uri).split("?")[0].rstrip("/")
+        return Path(uri).stem or "source"
+    return source.type_name or "source"
+
+
+def _info(feed: Feed) -> SourceInfo:
+    from framepipe.container import is_url
+
+    source = feed.source
+    uri = getattr(source, "uri", "") or feed.name
+    path = Path(uri) if getattr(source, "uri", "") and not is_url(uri) and uri != "-" else None
+    info = SourceInfo(feed.name, uri, path, start=source.start, end=source.end)
+    feed.info = info
+    return info

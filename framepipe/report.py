@@ -1,0 +1,163 @@
+"""What a run tells: live `Statistics` while it goes on, a `RunReport` at its end."""
+
+from __future__ import annotations
+
+import math
+import platform
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = "framepipe.run/1"
+
+
+class Durations:
+    """Durations of one stage: exact while few, an even sample of ``size`` once many. One thread adds."""
+
+    def __init__(self, size: int = 4096) -> None:
+        self.count = 0
+        self.max_s = 0.0
+        self._size = size
+        self._sample: list[float] = []
+        self._random = random.Random(0)
+
+    def add(self, seconds: float) -> None:
+        """Count one duration (reservoir sampling, Vitter 1985, algorithm R)."""
+        self.count += 1
+        if seconds > self.max_s:
+            self.max_s = seconds
+        if len(self._sample) < self._size:
+            self._sample.append(seconds)
+        else:
+            at = self._random.randrange(self.count)
+            if at < self._size:
+                self._sample[at] = seconds
+
+    def summary(self) -> dict[str, Any]:
+        """Count and percentiles in milliseconds; null where nothing was measured."""
+        ordered = sorted(self._sample)
+
+        def at(share: float) -> float | None:
+            return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3, 4) if ordered else None
+
+        return {
+            "count": self.count,
+            "p50_ms": at(0.50),
+            "p95_ms": at(0.95),
+            "p99_ms": at(0.99),
+            "max_ms": round(self.max_s * 1e3, 4) if ordered else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A snapshot of a running pipeline.
+
+    ``decoded``, ``delivered``, ``skipped`` and ``dropped`` are frames so far; ``expected`` is what the inputs
+    announce, or None; ``fps`` is delivered frames a second since the start; ``sources`` maps names to delivered.
+    """
+
+    decoded: int
+    delivered: int
+    skipped: int
+    dropped: int
+    expected: int | None
+    seconds: float
+    fps: float
+    sources: dict[str, int]
+
+
+@dataclass
+class RunReport:
+    """The account of one run, as ``--report`` writes it (schema ``framepipe.run/1``). Unknown is None, never 0.
+
+    ``exit`` is complete, incomplete, stopped or failed. ``frames`` balance: decoded = skipped + dropped + filtered
+    + failed + delivered. ``waits_s`` are seconds waited: ``decoder`` for room behind it (all decoding threads
+    together), ``filler`` for decoded frames, ``runner`` for filled slots, ``device`` for the device to finish,
+    ``sink`` for whoever takes the results.
+    """
+
+    exit: str = "complete"
+    pipeline: str | None = None
+    device: dict[str, Any] = field(default_factory=dict)
+    staging: dict[str, Any] = field(default_factory=dict)
+    frames: dict[str, Any] = field(default_factory=dict)
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    fps: float | None = None
+    waits_s: dict[str, float | None] = field(default_factory=dict)
+    bottleneck: str | None = None
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    upload: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; a number that is not finite becomes None."""
+        return {"schema": SCHEMA, **_clean(asdict(self))}
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _clean(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    import av
+    import numpy as np
+
+    from framepipe import __version__
+
+    found = {
+        "framepipe": __version__,
+        "python": platform.python_version(),
+        "av": av.__version__,
+        "numpy": np.__version__,
+        "os": platform.platform(),
+    }
+    for name, number in av.library_versions.items():
+        found[name] = ".".join(str(part) for part in number)
+    return found
+
+
+def peak_rss_bytes() -> int | None:
+    """The most memory this process has had resident, or None where the system does not tell."""
+    import psutil
+
+    info = psutil.Process().memory_info()
+    if hasattr(info, "peak_wset"):
+        return int(info.peak_wset)
+    try:
+        import resource
+    except ImportError:  # pragma: no cover - neither Windows nor POSIX
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if platform.system() == "Darwin" else peak * 1024)
+
+
+def bottleneck(waits_s: dict[str, float | None], seconds: float) -> str | None:
+    """Which part of the pipeline the others waited for, or None where nobody waited much.
+
+    The last part in the chain that its successor did not wait for is what held everything up.
+    """
+    if seconds <= 0:
+        return None
+    share = {name: (value or 0.0) / seconds for name, value in waits_s.items()}
+    if share.get("sink", 0) > 0.5:
+        return "sink"
+    if share.get("device", 0) > 0.5:
+        return "device"
+    if share.get("filler", 0) > 0.5:
+        return "decode"
+    if share.get("runner", 0) > 0.5:
+        return "staging"
+    return None
