@@ -31,7 +31,7 @@ _HOME = {
     "Source": "source", "Stage": "stage", "open": "pipeline", "register": "registry",
 }  # fmt: skip
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "__version__",
     *_HOME,
 ]

@@ -34,11 +34,15 @@ def prepare(stages: Sequence[Stage], wanted: Iterable[str], make_rgb: Callable[[
     for stage in stages:
         missing = sorted(stage.reads - made)
         if missing:
-            raise ConfigError(f"stage {stage.id!r} reads {', '.join(missing)}, which no stage before it writes", stage=stage.id)
+            raise ConfigError(
+                f"stage {stage.id!r} reads {', '.join(missing)}, which no stage before it writes",
+                stage=stage.id,
+            )
         if is_late(stage, late):
             if "planes" in stage.reads:
                 raise ConfigError(
-                    f"stage {stage.id!r} reads planes, which are gone by the time its other inputs are there", stage=stage.id
+                    f"stage {stage.id!r} reads planes, which are gone by the time its other inputs are there",
+                    stage=stage.id,
                 )
             late |= stage.writes
         made |= stage.writes
@@ -110,7 +114,9 @@ class Chain:
             except FramepipeError:
                 raise
             except Exception as error:
-                raise StageError(f"stage {stage.id!r} cannot be planned for {describe(spec)}: {error}", stage=stage.id) from error
+                raise StageError(
+                    f"stage {stage.id!r} cannot be planned for {describe(spec)}: {error}", stage=stage.id
+                ) from error
             outputs = {n: a for n, a in after.arrays.items() if a is not flow.arrays.get(n)}
             behind = is_late(stage, late)
             if behind:

@@ -1,126 +1,25 @@
 """The decode pool: a fixed number of threads that decode every source of a pipeline.
 
-Each source is a `Feed` with one or more `Unit`. A unit is a decoder with the packets it is to decode, and only
-the first unit of a feed (the head) is being delivered; later ones decode ahead. No worker ever waits inside a
-unit: one that has no room is put down and taken up again, by whichever worker comes by, when there is room. So
-slow consumers and stalled sources hold no thread, and the number of threads is the budget.
+Each source is a `Feed` with one or more `Unit`. A unit is a decoder with the packets it is to decode, and only the
+first unit of a feed (the head) is being delivered; later ones decode ahead. No worker ever waits inside a unit: one
+that has no room is put down and taken up again, by whichever worker comes by, when there is room. So slow consumers
+and stalled sources hold no thread, and the number of threads is the budget.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from fractions import Fraction
+from collections.abc import Callable
 from typing import Any
 
-import av
-import av.error
-
-from framepipe import pixfmt
-from framepipe.container import ContainerStream, Cutter, Segment
-from framepipe.errors import FramepipeError, SourceError
-from framepipe.frame import FrameSpec
-from framepipe.sink import SourceInfo
-from framepipe.source import Source, Stream
-
-STEP = 16
-"""Packets a worker decodes before it looks whether another source needs it more."""
-GIVE_UP = 250
-"""Undecodable packets in a row after which a source is given up."""
+from framepipe.decoding import Decoding
+from framepipe.errors import FramepipeError
+from framepipe.feed import Feed, Unit
 
 
-class Unit:
-    """A decoder and its packets: a segment, or all the rest of a source.
-
-    ``out`` holds decoded frames in order. ``verified`` is None until the first picture has shown whether decoding
-    could begin at this unit's key frame. ``busy`` and ``cancelled`` are guarded by the pool's lock.
-    """
-
-    def __init__(
-        self,
-        stream: Stream,
-        decoder: Any,
-        packets: Iterator[Any] | None,
-        segment: Segment | None = None,
-        offset: int = 0,
-    ) -> None:
-        self.out: deque[Any] = deque()
-        self.stream = stream
-        self.decoder = decoder
-        self.packets = packets
-        self.segment = segment
-        self.offset = offset
-        self.verified: bool | None = True if segment is None or segment.key_pts is None else None
-        self.at_tail = False
-        self.done = False
-        self.busy = False
-        self.cancelled = False
-        self.errors_in_row = 0
-        self.converter: Any = None
-
-
-class Feed:
-    """One source in the pool, and its books.
-
-    Written by the worker that holds it (``stream``, ``error``), by the filler that takes from it (``decoded``,
-    ``skipped``, ``taken``) or by the sink thread (``handled``, ``delivered``, ``filtered``).
-    """
-
-    def __init__(self, source: Source, name: str, group: int = 0) -> None:
-        self.source = source
-        self.name = name
-        self.group = group
-        self.stream: Stream | None = None
-        self.retired: list[Stream] = []
-        self.units: deque[Unit] = deque()
-        self.mode = ""
-        self.claimed = False  # being opened or cut
-        self.alone = bool(getattr(source, "may_stall", False))
-        self.input_ended = False
-        self.ended = False
-        """Nothing more will be decoded; heads may still hold frames."""
-        self.error: FramepipeError | None = None
-        self.cutter: Cutter | None = None
-        self.spare: list[Any] = []
-        self.frame_nbytes = 0
-        self.limit = 8
-        self.packet_errors = 0
-        self.warnings: list[str] = []
-        self.loops_left = max(1, source.loop)
-        self.offset = 0
-        self.top_pts: int | None = None
-        # the books
-        self.decoded = 0
-        self.taken = 0
-        self.handled = 0
-        self.delivered = 0
-        self.skipped: dict[str, int] = {}
-        self.dropped: dict[str, int] = {}
-        self.filtered: dict[str, int] = {}
-        self.failed: dict[str, int] = {}
-        self.first_time_s: float | None = None
-        self.last_time_s: float | None = None
-        self.spec: FrameSpec | None = None
-        self.time_base: Fraction | None = None
-        self.rate = Fraction(25)
-        self.full_range = {"full": True, "limited": False}.get(getattr(source, "color_range", None) or "")
-        self.nth = 0
-        self.info: SourceInfo = SourceInfo(name, "")
-        self.due_s: float | None = None
-        self.fps_origin_s = 0.0
-        self.expected: int | None = None
-        self.packets_read = 0
-
-    @property
-    def in_flight(self) -> int:
-        """Frames taken and not yet through the sinks."""
-        return self.taken - self.handled
-
-
-class DecodePool:
+class DecodePool(Decoding):
     """Decodes ``feeds`` with ``threads`` workers; the filler takes frames with `take`.
 
     ``ahead_nbytes`` bounds what units behind the heads hold, ``queue_nbytes`` what a head does. ``decode`` is
@@ -178,9 +77,7 @@ class DecodePool:
                 self._spawn(f"decode-{number}", shared)
 
     def _spawn(self, name: str, feeds: list[Feed]) -> None:
-        thread = threading.Thread(
-            target=self._guarded, args=(feeds,), name=f"{self._name}-{name}", daemon=True
-        )
+        thread = threading.Thread(target=self._guarded, args=(feeds,), name=f"{self._name}-{name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -424,208 +321,10 @@ class DecodePool:
             for unit in feed.units:
                 unit.done = True
 
-    # -- opening and cutting ------------------------------------------------------------------------------------
-
-    def _open(self, feed: Feed) -> None:
-        """Open the source (again): its first unit, and a cutter where it is decoded in segments."""
-        try:
-            stream = feed.source.open(lambda: self.stopping)
-        except FramepipeError:
-            raise
-        except Exception as error:
-            raise SourceError(f"{feed.name}: cannot be opened ({error})", source=feed.name) from error
-        if feed.stream is not None:
-            feed.retired.append(feed.stream)
-            feed.spare.clear()
-        feed.stream = stream
-        feed.loops_left -= 1
-        feed.expected = stream.expected
-        feed.input_ended = False
-        if feed.top_pts is not None:
-            feed.offset = feed.top_pts + 1
-        if not isinstance(stream, ContainerStream):
-            feed.mode = "frames"
-            feed.units.append(Unit(stream, None, stream.frames(), offset=feed.offset))
-            return
-        if feed.source.start is not None:
-            stream.seek(feed.source.start)
-        self._begin(feed, stream)
-
-    def _begin(self, feed: Feed, stream: ContainerStream) -> None:
-        wanted = getattr(feed.source, "decode", None) or self.decode
-        others = len(self._active) - 1
-        packets = stream.packets()
-        segment = None
-        if wanted == "segments" or (wanted == "auto" and others + 1 < self.threads and not feed.alone):
-            context = stream.stream.codec_context
-            nbytes = context.width * context.height * 3 // 2 or 1
-            limit = None if wanted == "segments" else max(32, 2 * self.ahead_nbytes // nbytes)
-            cutter = Cutter(packets) if self.min_segment is None else Cutter(packets, self.min_segment)
-            segment = cutter.next(limit)
-            packets = cutter.rest()
-            if segment is not None and segment.packets and not segment.last:
-                feed.mode, feed.cutter = "segments", cutter
-                feed.units.append(Unit(stream, self._decoder(feed, stream), iter(segment.packets), segment, feed.offset))
-                return
-            packets = itertools.chain(segment.packets if segment is not None else (), packets)
-        threads = self.threads if wanted == "frame" or (wanted == "auto" and not others) else 1
-        feed.mode = "frame" if threads > 1 else "linear"
-        feed.units.append(Unit(stream, stream.decoder(threads), packets, offset=feed.offset))
-
-    def _decoder(self, feed: Feed, stream: ContainerStream) -> Any:
-        try:
-            return feed.spare.pop()
-        except IndexError:
-            return stream.decoder()
-
-    def _cut(self, feed: Feed) -> None:
-        assert feed.cutter is not None
-        stream = feed.stream
-        assert isinstance(stream, ContainerStream)
-        segment = feed.cutter.next()
-        if segment is None:
-            feed.input_ended = True
-            if feed.units and feed.units[-1].segment is not None:
-                feed.units[-1].segment.last = True
-            feed.cutter = None
-            return
-        unit = Unit(stream, self._decoder(feed, stream), iter(segment.packets), segment, feed.offset)
-        with self._lock:
-            if segment.last:
-                feed.input_ended, feed.cutter = True, None
-            feed.units.append(unit)
-
-    # -- decoding -----------------------------------------------------------------------------------------------
-
-    def _step(self, feed: Feed, unit: Unit) -> None:
-        """Decode up to ``STEP`` packets, as long as there is room."""
-        if unit.cancelled:
-            unit.out.clear()
-            unit.done = True
-            return
-        if unit.at_tail:
-            self._finish(feed, unit)
-            return
-        packets = unit.packets
-        assert packets is not None
-        for _ in range(STEP):
-            if self.stopping or unit.cancelled or not self._room(feed, unit):
-                return
-            packet = self._next(feed, packets)
-            if packet is None:
-                unit.at_tail = True
-                if unit.segment is None:
-                    self._finish(feed, unit)
-                return
-            if unit.decoder is None:
-                self._emit(feed, unit, packet)
-            else:
-                self._decode(feed, unit, packet)
-
-    def _next(self, feed: Feed, packets: Iterator[Any]) -> Any:
-        try:
-            return next(packets, None)
-        except FramepipeError:
-            raise
-        except Exception as error:
-            raise SourceError(f"{feed.name}: reading failed ({error})", source=feed.name) from error
-
-    def _decode(self, feed: Feed, unit: Unit, packet: Any) -> None:
-        try:
-            frames = unit.decoder.decode(packet)
-            unit.errors_in_row = 0
-        except av.error.EOFError:
-            return  # flushed before: the end, no failure
-        except (av.error.FFmpegError, ValueError) as error:
-            feed.packet_errors += 1
-            unit.errors_in_row += 1
-            if unit.errors_in_row > GIVE_UP:
-                raise SourceError(
-                    f"{feed.name}: given up after {GIVE_UP} undecodable packets in a row ({error})", source=feed.name
-                ) from error
-            return
-        for frame in frames:
-            self._emit(feed, unit, frame)
-
-    def _emit(self, feed: Feed, unit: Unit, frame: Any) -> None:
-        segment = unit.segment
-        if segment is not None:
-            pts = frame.pts
-            if pts in segment.leading or (unit.at_tail and pts == segment.tail_pts):
-                return  # the segment before shows it, or the one behind
-            if unit.verified is None:
-                unit.verified = pts == segment.key_pts
-            if not unit.verified:
-                return
-        if frame.format.name not in pixfmt.table():
-            frame = _convert(unit, frame)
-        if not feed.frame_nbytes:
-            feed.frame_nbytes = FrameSpec.of(frame).nbytes
-            feed.limit = max(self.min_queue, min(32, self.queue_nbytes // feed.frame_nbytes))
-        if frame.pts is not None:
-            if unit.offset:
-                frame.pts += unit.offset
-            if feed.top_pts is None or frame.pts > feed.top_pts:
-                feed.top_pts = frame.pts
-        unit.out.append(frame)
+    def _announce(self, feed: Feed, unit: Unit) -> None:
         if self._takers_waiting and feed.units[0] is unit:
             with self._lock:
                 self._frames.notify()
 
-    def _finish(self, feed: Feed, unit: Unit) -> None:
-        """The unit's packets are through: flush it, or, where decoding cannot begin behind it, go on linearly."""
-        segment = unit.segment
-        if segment is not None and not segment.last:
-            with self._lock:
-                following = feed.units[feed.units.index(unit) + 1]
-                if not following.verified:
-                    self._go_linear(feed, unit)
-                    return
-            for packet in segment.tail:
-                self._decode(feed, unit, packet)
-        if unit.decoder is not None:
-            self._decode(feed, unit, None)
-            if segment is not None:
-                unit.decoder.flush_buffers()
-                feed.spare.append(unit.decoder)
-        if segment is None:
-            feed.input_ended = True
-            error = getattr(unit.stream, "demux_error", None)
-            if error is not None:
-                feed.packet_errors += 1
-                feed.warnings.append(f"reading ended early: {error}")
-        if unit.verified is None:
-            unit.verified = False
-            if feed.units[0] is unit:
-                unit.verified = True
-        unit.packets = unit.decoder = None
-        unit.done = True
-
-    def _go_linear(self, feed: Feed, unit: Unit) -> None:
-        """Lock held: decoding did not start clean behind ``unit``, so its decoder goes on with everything left."""
-        later: list[Any] = []
-        while feed.units[-1] is not unit:
-            other = feed.units.pop()
-            other.cancelled = True
-            assert other.segment is not None
-            later.insert(0, other.segment.packets)
-        rest = feed.cutter.rest() if feed.cutter is not None else iter(())
-        feed.cutter = None
-        feed.input_ended = False
-        feed.mode = "linear"
-        unit.packets = itertools.chain(*later, rest)
-        unit.segment = None
-        unit.at_tail = False
-
-
-def _convert(unit: Unit, frame: Any) -> Any:
-    """A frame in the nearest format that framepipe takes (palettes, packed 4:2:2, big endian)."""
-    fmt = frame.format
-    deep = max(component.bits for component in fmt.components) > 8
-    if fmt.is_rgb or fmt.has_palette or fmt.is_bit_stream:
-        name = "gbrp16le" if deep else "rgb24"
-    else:
-        name = "yuv444p16le" if deep else "yuv444p"
-    if unit.converter is None:
-        unit.converter = av.video.reformatter.VideoReformatter()
-    return unit.converter.reformat(frame, format=name, threads=1)
+    def _others(self, feed: Feed) -> int:
+        return len(self._active) - 1

@@ -179,7 +179,7 @@ def frame_planes(frame: av.VideoFrame, spec: FrameSpec) -> tuple[np.ndarray, ...
     itemsize, dtype = spec.format.itemsize, spec.format.dtype
     for plane, layout in zip(frame.planes, spec.planes, strict=False):
         line, samples = plane.line_size, layout.row_samples
-        rows = np.frombuffer(plane, np.uint8, line * layout.height).reshape(layout.height, line)
+        rows = np.frombuffer(memoryview(plane), np.uint8, line * layout.height).reshape(layout.height, line)
         view = rows[:, : samples * itemsize].view(dtype)
         if layout.channels > 1:
             view = view.reshape(layout.height, layout.width, layout.channels)
@@ -275,7 +275,7 @@ class Frame:
     ``width`` and ``height`` are those of the upright source picture, in which boxes are given.
     """
 
-    __slots__ = ("_host", "_release", "image", "item", "on_host", "spec", "tensors")
+    __slots__ = ("_host", "_release", "image", "item", "spec", "tensors")
 
     def __init__(
         self,
@@ -292,7 +292,6 @@ class Frame:
         self.tensors = tensors if tensors is not None else {}
         self._release = release
         self._host = host
-        self.on_host: Frame | None = None  # the pipeline's: this frame with numpy arrays, while host sinks see it
 
     @property
     def source(self) -> str:

@@ -12,15 +12,16 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from framepipe import chain, registry
-from framepipe.decode import DecodePool, Feed
+from framepipe import chain, parts, registry
+from framepipe.decode import DecodePool
+from framepipe.delivering import Delivery
 from framepipe.device import select
-from framepipe.engine import Delivery, Engine
+from framepipe.engine import Engine
 from framepipe.errors import ClosedError, ConfigError, FramepipeError, OutputExistsError
+from framepipe.feed import Feed
 from framepipe.frame import Frame
 from framepipe.report import RunReport, Statistics
 from framepipe.sink import Sink, SinkContext, SourceInfo
@@ -75,20 +76,20 @@ class Pipeline:
     ) -> None:
         self.name = name or f"framepipe-{next(_numbers)}"
         self.report: RunReport | None = None
-        self._sources = [_source(source) for source in sources]
+        self._sources = [parts.make_source(source) for source in sources]
         if not self._sources:
             raise ConfigError("a pipeline needs at least one source")
-        self._stages = [_make("stages", stage) for stage in stages]
-        self._sinks: list[Sink] = [_sink(sink) for sink in sinks]
+        self._stages = [parts.make_stage(stage) for stage in stages]
+        self._sinks: list[Sink] = [parts.make_sink(sink) for sink in sinks]
         self._device_name = device
-        self._options = _options(staging)
-        self._threads = threads if threads is not None else _cpus()
+        self._options = parts.make_options(staging)
+        self._threads = threads if threads is not None else parts.cpus()
         if self._threads < 1:
             raise ConfigError(f"threads is {self._threads}; it must be at least 1")
         self._decode = decode
         self._overwrite = overwrite
         self._queue = queue
-        self._ahead = ahead_bytes if ahead_bytes is not None else _ahead(self._threads)
+        self._ahead = ahead_bytes if ahead_bytes is not None else parts.ahead_nbytes(self._threads)
         self._engine: Engine | None = None
         self._feeds: list[Feed] = []
         self._infos: dict[str, SourceInfo] = {}
@@ -123,7 +124,7 @@ class Pipeline:
         return self._result()
 
     def stop(self) -> None:
-        """End soon: what is in flight is delivered, the rest counted as dropped. Any thread, signal handlers, any time."""
+        """End soon: what is in flight is delivered, the rest dropped. Any thread, signal handlers, any time."""
         with self._lock:
             self._stopped = True
             if self._engine is not None:
@@ -246,10 +247,12 @@ class Pipeline:
 
     def _open(self, iterating: bool) -> Engine:
         """Plan everything, then open in order; what was opened is closed again if something fails."""
-        self._feeds = _feeds(self._sources)
-        self._infos = {feed.name: _info(feed) for feed in self._feeds}
+        self._feeds = parts.make_feeds(self._sources)
+        self._infos = {feed.name: feed.info for feed in self._feeds}
         wanted = {name for sink in self._sinks for name in sink.reads}
-        stages = chain.prepare(self._stages, wanted | ({"image"} if iterating and not self._stages else set()), _rgb)
+        stages = chain.prepare(
+            self._stages, wanted | ({"image"} if iterating and not self._stages else set()), parts.make_rgb
+        )
         self._check_outputs()
         device, why = select.make(self._device_name)
         opened: list[Callable[[], None]] = [device.close]
@@ -289,7 +292,6 @@ class Pipeline:
                 delivery=Delivery(self._queue) if iterating else None,
                 name=self.name,
             )
-            pool.crash = engine.fail
         except BaseException:
             for close in reversed(opened):
                 close()
@@ -355,7 +357,7 @@ def open(
     given = source if isinstance(source, Sequence) and not isinstance(source, str) else [source]
     fields = set(File.__dataclass_fields__) - {"uri", "name", "decode"}
     for_source = {key: options.pop(key) for key in list(options) if key in fields}
-    sources = [s if isinstance(s, Source) else replace(_source(s), **for_source) for s in given]
+    sources = [s if isinstance(s, Source) else replace(parts.make_source(s), **for_source) for s in given]
     if stages is None:
         stages = [Rgb(accuracy=accuracy)]
     elif accuracy is not None:
@@ -368,112 +370,3 @@ def _forgotten(engine: Engine, name: str) -> None:
     if not engine.finished.is_set():
         engine.stop()
         warnings.warn(f"pipeline {name!r} was never closed; use it in a with statement", ResourceWarning, stacklevel=2)
-
-
-def _cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
-
-
-def _ahead(threads: int) -> int:
-    """Bytes that segments may hold decoded ahead: in-order delivery wants about a segment a thread, memory bounds it."""
-    import psutil
-
-    return min(max(128 << 20, (64 << 20) * (threads - 1)), 1 << 30, psutil.virtual_memory().available // 8)
-
-
-def _rgb() -> Stage:
-    from framepipe.stages.rgb import Rgb
-
-    return Rgb()
-
-
-def _make(kind: str, part: Any) -> Any:
-    return registry.find(kind, part)() if isinstance(part, str) else part
-
-
-def _source(source: Source | str | os.PathLike[str]) -> Source:
-    if isinstance(source, Source):
-        return source
-    from framepipe.sources.file import File
-
-    text = os.fspath(source)
-    if text in registry.names("sources") and text not in ("file", "images") and not os.path.exists(text):
-        made: Source = registry.find("sources", text)()
-        return made
-    return File(uri=text)
-
-
-def _sink(sink: Any) -> Sink:
-    if isinstance(sink, Sink):
-        return sink
-    if isinstance(sink, str):
-        made: Sink = registry.find("sinks", sink)()
-        return made
-    if callable(sink):
-        from framepipe.sinks.callback import Callback
-
-        return Callback(function=sink)
-    raise ConfigError(f"{sink!r} is no sink: give a Sink, the name of one, or a callable")
-
-
-def _options(staging: str | Mapping[str, Any] | StagingOptions) -> StagingOptions:
-    if isinstance(staging, str):
-        staging = StagingOptions(strategy=staging)
-    elif isinstance(staging, Mapping):
-        known = StagingOptions.__dataclass_fields__
-        for key in staging:
-            if key not in known:
-                raise ConfigError(f"staging has no {key!r}{registry.did_you_mean(key, known)}")
-        staging = StagingOptions(**staging)
-    if staging.strategy != "auto":
-        registry.find("staging", staging.strategy)
-    for key in ("depth", "batch", "fillers"):
-        if getattr(staging, key) < 1:
-            raise ConfigError(f"staging.{key} is {getattr(staging, key)}; it must be at least 1")
-    if staging.slots != "auto" and staging.slots < 1:
-        raise ConfigError(f"staging.slots is {staging.slots}; it must be at least 1")
-    return staging
-
-
-def _feeds(sources: Sequence[Source]) -> list[Feed]:
-    """A feed for every source, expanded, with names of their own."""
-    feeds: list[Feed] = []
-    taken: set[str] = set()
-    for group, source in enumerate(sources, 1):
-        parts = source.expand()
-        for part in parts:
-            base = part.name or _stem(part)
-            name, number = base, 2
-            while name in taken:
-                name, number = f"{base}-{number}", number + 1
-            taken.add(name)
-            feeds.append(Feed(part, name, group if len(parts) > 1 else 0))
-    return feeds
-
-
-def _stem(source: Source) -> str:
-    uri = getattr(source, "uri", "")
-    if uri == "-":
-        return "stdin"
-    if uri:
-        from framepipe.container import is_url
-
-        if is_url(uri):
-            from framepipe.redact import redact
-
-            uri = redact(uri).split("?")[0].rstrip("/")
-        return Path(uri).stem or "source"
-    return source.type_name or "source"
-
-
-def _info(feed: Feed) -> SourceInfo:
-    from framepipe.container import is_url
-
-    source = feed.source
-    uri = getattr(source, "uri", "") or feed.name
-    path = Path(uri) if getattr(source, "uri", "") and not is_url(uri) and uri != "-" else None
-    info = SourceInfo(feed.name, uri, path, start=source.start, end=source.end)
-    feed.info = info
-    return info

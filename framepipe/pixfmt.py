@@ -123,7 +123,5 @@ def _rgb() -> list[PixelFormat]:
         three = (PlaneFormat(),) * 3
         formats.append(PixelFormat(f"gbrp{_depth(bits)}", "rgb", bits, three, gbr, full_range=True))
         four = (PlaneFormat(),) * 4
-        formats.append(
-            PixelFormat(f"gbrap{_depth(bits)}", "rgb", bits, four, {**gbr, "A": (3, 0)}, full_range=True)
-        )
+        formats.append(PixelFormat(f"gbrap{_depth(bits)}", "rgb", bits, four, {**gbr, "A": (3, 0)}, full_range=True))
     return formats

@@ -6,10 +6,10 @@ import re
 
 HIDDEN = "***"
 
-# user:password@ as FFmpeg cuts it: up to the last @ before the first slash. After the colon a quote may be part of
-# the password; before it, it ends the address. udp://@group:port has no credentials.
+# user:password@ as FFmpeg cuts it: up to the last @ before the first slash. After the colon a quote may be
+# part of the password; before it, it ends the address. udp://@group:port has no credentials.
 _USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)(?:[^\s/?#\"'<>:@][^\s/?#\"'<>:]*|[^\s/?#\"'<>:@]*:[^\s/?#]*)@")
-# A bare slash in a password: then what stands before the slash looks like host:port with a port that is no number.
+# A bare slash in a password: what stands before it looks like host:port with a port that is no number.
 _SLASHED = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)[^\s/?#\"'<>@:\[]+:(?!\d*[/?#])[^\s/?#@\"'<>]*[/?#][^\s\"'<>]*@")
 # An address inside another one's query.
 _ENCODED = re.compile(r"(%3A%2F%2F)[^\s&#\"'<>]*%40", re.IGNORECASE)
@@ -17,20 +17,20 @@ _ENCODED = re.compile(r"(%3A%2F%2F)[^\s&#\"'<>]*%40", re.IGNORECASE)
 # In a query the short names count too; in running text only what can mean nothing else.
 _LONG = r"passphrase|password|passwd|token|secret|signature|credentials?|(?:api|access|stream)[_\-]?key"
 _SHORT = r"key|pass|pwd|pw|auth|authorization|sig|jwt|hmac|user|username|login"
-_QUERY = re.compile(
-    rf"([?&;](?:[\w.\-%]*(?:{_LONG})|(?:[\w.\-%]*[_.\-])?(?:{_SHORT}))=)[^&;#\s\"'<>]+", re.IGNORECASE
-)
-_TEXT = re.compile(rf"((?:{_LONG})(?:\s*=\s*|['\"]\s*[:=]\s*)['\"]?)[^\s&;,#\"'<>)}}\]]+", re.IGNORECASE)
+_QUERY = re.compile(rf"([?&;](?:[\w.\-%]*(?:{_LONG})|(?:[\w.\-%]*[_.\-])?(?:{_SHORT}))=)[^&;#\s\"'<>]+", re.IGNORECASE)
+_VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s&;,#\"'<>)}\]]+)"
+_TEXT = re.compile(rf"((?:{_LONG})(?:\s*=\s*|['\"]\s*[:=]\s*)){_VALUE}", re.IGNORECASE)
 _HEADER = re.compile(
-    r"(\b(?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?)(?:(?:basic|bearer|digest)\s+)?[^\s\"',;]+", re.IGNORECASE
+    r"(\b(?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?)(?:(?:basic|bearer|digest)\s+)?[^\s\"',;]+",
+    re.IGNORECASE,
 )
 
 
 def redact(text: object) -> str:
-    """``text`` with every credential replaced by ``***``: in addresses anywhere in it, in queries, headers and options.
+    """``text`` with every credential in it replaced by ``***``: in addresses, queries, headers and options.
 
-    Host, path and the names of parameters stay, so that a message still says which input it is about. Applying it
-    twice changes nothing more.
+    Host, path and the names of parameters stay, so that a message still says which input it is about.
+    Applying it twice changes nothing more.
     """
     out = str(text)
     if "://" in out:
@@ -43,11 +43,3 @@ def redact(text: object) -> str:
         out = _HEADER.sub(rf"\1{HIDDEN}", out)
         out = _TEXT.sub(rf"\1{HIDDEN}", out)
     return out
-
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://|(?:pipe|fd|data):")
-
-
-def is_url(text: str) -> bool:
-    r"""Whether ``text`` is an address and no file name: ``scheme://``, ``pipe:0``. ``C:\clip.mp4`` and ``a:b.mp4`` are files."""
-    return _SCHEME.match(text) is not None

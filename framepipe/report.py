@@ -133,9 +133,9 @@ def peak_rss_bytes() -> int | None:
     """The most memory this process has had resident, or None where the system does not tell."""
     import psutil
 
-    info = psutil.Process().memory_info()
-    if hasattr(info, "peak_wset"):
-        return int(info.peak_wset)
+    peak_wset = getattr(psutil.Process().memory_info(), "peak_wset", None)  # Windows
+    if peak_wset is not None:
+        return int(peak_wset)
     try:
         import resource
     except ImportError:  # pragma: no cover - neither Windows nor POSIX

@@ -48,7 +48,7 @@ class Slot:
 
 
 class Ring:
-    """``size`` slots going round. ``waited_s`` sums the waits of `acquire` (for a free slot) and `get` (for a full one)."""
+    """``size`` slots going round. ``waited_s`` sums the waits for a free slot (`acquire`) and for a full one (`get`)."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Ring:
             self._free.put(slot)
 
     def acquire(self) -> Slot | None:
-        """A free slot, its fence not yet waited for; None once the ring is shut down. Calls are serialised by the fillers."""
+        """A free slot, its fence not yet waited for; None once shut down. The fillers serialise the calls."""
         slot = self._take(self._free, "acquire")
         if slot is None or self.aborted:
             self._free.put(None)  # the message is for every waiter

@@ -51,7 +51,7 @@ class Sink(Component):
     host: bool = True
 
     def paths(self, sources: list[str]) -> list[Path]:
-        """Every file known beforehand that would be written for sources of these names, to be checked before anything opens.
+        """Every file known beforehand that would be written for these sources, checked before anything opens.
 
         Raises `ConfigError` where a template cannot tell sources apart that need files of their own.
         """

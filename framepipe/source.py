@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framepipe.registry import Component
+from framepipe.units import Seconds
 
 if TYPE_CHECKING:
     import av
@@ -24,8 +25,8 @@ class Source(Component):
     """
 
     name: str | None = None
-    start: float | None = None
-    end: float | None = None
+    start: Seconds | None = None
+    end: Seconds | None = None
     every: int = 1
     fps: float | None = None
     loop: int = 1

@@ -49,9 +49,7 @@ class Affine:
 
     def inverse(self) -> Affine:
         """From the upright source picture to pixels of the array."""
-        return Affine(
-            1 / self.scale_x, 1 / self.scale_y, -self.offset_x / self.scale_x, -self.offset_y / self.scale_y
-        )
+        return Affine(1 / self.scale_x, 1 / self.scale_y, -self.offset_x / self.scale_x, -self.offset_y / self.scale_y)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +98,9 @@ class Stage(Component):
         """Map what comes in to what goes out, before the first frame and again whenever the spec changes.
 
         Every array written anew is ``flow.put(name, ArraySpec(...))``. A stage object serves one spec: where sources
-        of several sizes meet, the pipeline copies it (`copy.copy`, before `plan`) for each further one. Raises `ConfigError` where the parameters do not fit. The default writes each array
-        of ``writes`` anew in its present shape.
+        of several sizes meet, the pipeline copies it (`copy.copy`, before `plan`) for each further one. Raises
+        `ConfigError` where the parameters do not fit. The default writes each array of ``writes`` anew in its present
+        shape.
         """
         for name in sorted(self.writes - {"meta", "planes"}):
             if name in flow.arrays:
@@ -113,8 +112,9 @@ class Stage(Component):
         self.device = device
 
     def launch(self, batch: Batch) -> None:
-        """Enqueue the work on ``batch.stream`` (it is current): read ``batch.planes`` and ``batch.arrays``, write to ``batch.out``.
+        """Enqueue the work on ``batch.stream`` (it is current).
 
+        Reads ``batch.planes`` and ``batch.arrays``, writes to ``batch.out``.
         Never waits, never copies to the host. On ``simulated`` the whole call is deferred until somebody waits.
         """
 

@@ -73,7 +73,7 @@ class Stager(Component):
         raise NotImplementedError
 
     def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
-        """On the runner: enqueue the copy of ``slot`` to device half ``half`` on ``stream``; record ``copied`` behind it.
+        """On the runner: enqueue the copy of ``slot`` to half ``half`` on ``stream``; record ``copied`` behind it.
 
         ``copied`` is the fence after which the host side is free.
         """

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from framepipe import report as reports
-from framepipe.decode import Feed
 from framepipe.engine import Engine
+from framepipe.feed import Feed
 from framepipe.redact import redact
 from framepipe.report import RunReport
 
@@ -42,17 +42,17 @@ class Summary:
             waits_s=waits,
             bottleneck=reports.bottleneck(waits, engine.seconds),
             stages={
-                link.id: {**engine.durations[link.id].summary(), **link.state()} for link in engine.chains.stages
+                link.id: {**engine.runner.durations[link.id].summary(), **link.state()} for link in engine.chains.stages
             },
-            sinks={f"{i}:{sink.type_name}": sink.state() for i, sink in enumerate(engine.sinks)},
+            sinks={f"{i}:{sink.type_name}": sink.state() for i, sink in enumerate(engine.deliverer.sinks)},
             upload={
-                "bytes": engine.uploaded,
-                "bytes_per_s": round(engine.uploaded / engine.seconds) if engine.seconds > 0 else None,
+                "bytes": engine.runner.uploaded,
+                "bytes_per_s": round(engine.runner.uploaded / engine.seconds) if engine.seconds > 0 else None,
             },
             memory={
                 "pinned_bytes": device.ledger.peak.get("pinned", 0),
                 "pinned_allocations": device.ledger.allocations.get("pinned", 0),
-                "replans": engine.replans,
+                "replans": engine.fillers.replans,
                 "pageable_bytes": device.ledger.peak.get("pageable", 0),
                 "device_bytes_peak": device.ledger.peak.get("device"),
                 "rss_peak_bytes": reports.peak_rss_bytes(),
@@ -90,9 +90,9 @@ def _frames(feeds: Sequence[Feed]) -> dict[str, Any]:
 def _waits(engine: Engine) -> dict[str, float | None]:
     waits = {
         "decoder": engine.pool.waited_s,
-        "filler": engine.filler_waited_s,
+        "filler": engine.fillers.waited_s,
         "runner": engine.ring.waited_s["get"],
-        "device": engine.device_waited_s,
+        "device": engine.deliverer.waited_s,
         "sink": engine.delivery.waited_s if engine.delivery is not None else 0.0,
     }
     return {name: round(value, 4) for name, value in waits.items()}
@@ -105,7 +105,7 @@ def truncated(feed: Feed) -> bool:
 
 
 def _exit(engine: Engine, feeds: Sequence[Feed], stopped: bool, frames: dict[str, Any]) -> str:
-    if engine.failed:
+    if engine.error is not None:
         return "failed"
     if stopped and not engine.pool.exhausted:
         return "stopped"

@@ -45,7 +45,9 @@ def _from_text(text: str) -> float:
 
 
 class _SecondsType:
-    """Tells pydantic how to read a time. Imports it only when asked, so that a dataclass may use `Seconds` for free."""
+    """Tells pydantic how to read a time; imports it only when asked, so that `Seconds` costs nothing."""
+
+    expects = "seconds or [h:]mm:ss[.f]"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema
@@ -53,14 +55,16 @@ class _SecondsType:
         return core_schema.no_info_plain_validator_function(parse_seconds)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^[-+]?(\d+:)?\d{1,2}:\d{1,2}(\.\d*)?$"}]}
-
-    def __repr__(self) -> str:
-        return "seconds or [h:]mm:ss[.f]"
+        return {
+            "anyOf": [
+                {"type": "number"},
+                {"type": "string", "pattern": r"^[-+]?(\d+:)?\d{1,2}:\d{1,2}(\.\d*)?$"},
+            ]
+        }
 
 
 Seconds = Annotated[float, _SecondsType()]
-"""The annotation of a parameter that is a time: YAML may say ``90``, ``1.5e-3`` or ``1:30.5``; the field is a float."""
+"""The annotation of a time: YAML says ``90``, ``1.5e-3`` or ``1:30.5``, the field is a float."""
 
 
 def format_seconds(seconds: float) -> str:

@@ -118,7 +118,9 @@ class Device(ABC):
         """Copy device to host behind the work on ``stream``; ``dst`` is complete when that is done."""
 
     @abstractmethod
-    def enqueue(self, stream: Stream, work: Callable[[], None], reads: Sequence[Any] = (), writes: Sequence[Any] = ()) -> None:
+    def enqueue(
+        self, stream: Stream, work: Callable[[], None], reads: Sequence[Any] = (), writes: Sequence[Any] = ()
+    ) -> None:
         """Run ``work`` with ``stream`` current: at once (it enqueues kernels), or deferred on ``simulated``.
 
         ``reads`` and ``writes`` are the arrays it touches, checked on ``simulated``.

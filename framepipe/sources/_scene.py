@@ -11,16 +11,9 @@ import av
 import numpy as np
 
 from framepipe.frame import FrameSpec
+from framepipe.kernels._colour import LUMA_WEIGHTS, component
 from framepipe.pixfmt import PixelFormat, PlaneFormat
 
-# Kr and Kb: ITU-R BT.601-7, BT.709-6, BT.2020-2 and, as H.273 table 4 lists them, SMPTE 240M and FCC.
-_KR_KB = {
-    "bt601": (0.299, 0.114),
-    "bt709": (0.2126, 0.0722),
-    "bt2020": (0.2627, 0.0593),
-    "smpte240m": (0.212, 0.087),
-    "fcc": (0.30, 0.11),
-}
 # Light and dark in turn, all far from the background's middle grey in luma.
 _COLOURS = (
     (0.97, 0.90, 0.30), (0.10, 0.12, 0.45), (0.95, 0.95, 0.95), (0.35, 0.05, 0.08),
@@ -70,7 +63,7 @@ def lanes(width: int, height: int, count: int, period: int, seed: int) -> list[S
     shapes = []
     for i in range(count):
         lane = height / count
-        margin = 0.12 * lane
+        margin = 0.15 * lane
         h = max(2, round(lane * rng.uniform(0.40, 0.60)))
         w = max(2, min(width // 2, round(h * rng.uniform(0.7, 1.6))))
         x = _swing(rng, 0, width - w, _FASTEST * width * period, rng.choice((1, 2)))
@@ -118,19 +111,16 @@ class Scene:
     def _lay(self, rgb: np.ndarray) -> list[np.ndarray]:
         planes = [np.zeros(_shape(layout), self.spec.format.dtype) for layout in self.spec.planes]
         for letter, values in _codes(rgb, self.spec).items():
-            at, plane = self._component(planes, letter)
-            at[...] = _shrink(values, plane).round().astype(at.dtype) << self.spec.format.shift
+            at = component(planes, self.spec, letter)
+            at[...] = _shrink(values, self._plane(letter)).round().astype(at.dtype) << self.spec.format.shift
         return planes
 
-    def _component(self, planes: list[np.ndarray], letter: str) -> tuple[np.ndarray, PlaneFormat]:
-        fmt = self.spec.format
-        p, channel = fmt.components[letter]
-        plane = planes[p]
-        return (plane[..., channel] if plane.ndim == 3 else plane), fmt.planes[p]
+    def _plane(self, letter: str) -> PlaneFormat:
+        return self.spec.format.planes[self.spec.format.components[letter][0]]
 
     def _draw(self, planes: list[np.ndarray], shape: Shape, box: tuple[int, int, int, int]) -> None:
         for letter, value in _codes(np.array(shape.rgb, np.float32), self.spec).items():
-            at, plane = self._component(planes, letter)
+            at, plane = component(planes, self.spec, letter), self._plane(letter)
             ws, hs = plane.w_shift, plane.h_shift
             x1, y1, x2, y2 = box[0] >> ws, box[1] >> hs, -(-box[2] >> ws), -(-box[3] >> hs)
             code = at.dtype.type(int(value.round()) << self.spec.format.shift)
@@ -147,7 +137,7 @@ class Scene:
         noise = rng.standard_normal((self.spec.height, self.spec.width), np.float32) * sigma
         for letter in "YRGB":
             if letter in fmt.components:
-                at, _ = self._component(planes, letter)
+                at = component(planes, self.spec, letter)
                 values = (at >> fmt.shift) + noise
                 at[...] = values.round().clip(0, 2**fmt.bits - 1).astype(at.dtype) << fmt.shift
 
@@ -203,7 +193,7 @@ def _codes(rgb: np.ndarray, spec: FrameSpec) -> dict[str, np.ndarray]:
     red, green, blue = rgb[..., 0], rgb[..., 1], rgb[..., 2]
     out: dict[str, np.ndarray] = {"R": red * top, "G": green * top, "B": blue * top}
     if fmt.model != "rgb":
-        kr, kb = _KR_KB[spec.matrix]
+        kr, kb = LUMA_WEIGHTS[spec.matrix]
         luma = kr * red + (1 - kr - kb) * green + kb * blue
         u, v = (blue - luma) / (2 - 2 * kb), (red - luma) / (2 - 2 * kr)
         out = _ranged(luma, u, v, fmt, spec.full_range)

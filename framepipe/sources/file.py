@@ -15,10 +15,42 @@ from framepipe.registry import register
 from framepipe.source import Source, Stream
 
 VIDEO = frozenset(
-    ".264 .265 .3gp .asf .av1 .avi .avif .flv .gif .h264 .h265 .hevc .ivf .m2ts .m4v .mj2 .mjpeg .mkv .mov .mp4 "
-    ".mpeg .mpg .mts .mxf .nut .obu .ogv .ts .vob .webm .wmv .y4m".split()
+    [
+        ".264",
+        ".265",
+        ".3gp",
+        ".asf",
+        ".av1",
+        ".avi",
+        ".avif",
+        ".flv",
+        ".gif",
+        ".h264",
+        ".h265",
+        ".hevc",
+        ".ivf",
+        ".m2ts",
+        ".m4v",
+        ".mj2",
+        ".mjpeg",
+        ".mkv",
+        ".mov",
+        ".mp4",
+        ".mpeg",
+        ".mpg",
+        ".mts",
+        ".mxf",
+        ".nut",
+        ".obu",
+        ".ogv",
+        ".ts",
+        ".vob",
+        ".webm",
+        ".wmv",
+        ".y4m",
+    ]
 )
-STILL = frozenset(".bmp .jpeg .jpg .png .tif .tiff .webp".split())
+STILL = frozenset([".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"])
 
 
 @register("file")
@@ -54,7 +86,9 @@ class File(Source):
         if os.path.isdir(uri):
             files = sorted(p for p in Path(uri).iterdir() if p.suffix.lower() in VIDEO | STILL and p.is_file())
             if not files:
-                raise SourceError(f"{uri}: the folder holds no video and no picture; name a file, or a pattern such as {uri}/*.mp4")
+                raise SourceError(
+                    f"{uri}: the folder holds no video and no picture; name a file, or a pattern such as {uri}/*.mp4"
+                )
             return self._of(files)
         if any(mark in uri for mark in "*?["):
             files = sorted(Path(name) for name in glob.glob(uri, recursive=True) if os.path.isfile(name))
@@ -77,12 +111,12 @@ class File(Source):
             return [Images(files=tuple(str(f) for f in files), rate=self.rate or 25.0, **common)]
         if len(files) == 1:
             return [replace(self, uri=str(files[0]))]
-        return [
-            replace(self, uri=str(file), name=f"{self.name}-{file.stem}" if self.name else None) for file in files
-        ]
+        return [replace(self, uri=str(file), name=f"{self.name}-{file.stem}" if self.name else None) for file in files]
 
     def open(self, stopping: Callable[[], bool]) -> Stream:
-        options = {"framerate": str(self.rate)} if self.rate and self.uri.lower().endswith((".264", ".h264", ".265", ".h265", ".hevc")) else None
-        return ContainerStream(
-            self.uri, stopping, stream=self.stream, timeout_s=self.timeout_s, options=options
+        options = (
+            {"framerate": str(self.rate)}
+            if self.rate and self.uri.lower().endswith((".264", ".h264", ".265", ".h265", ".hevc"))
+            else None
         )
+        return ContainerStream(self.uri, stopping, stream=self.stream, timeout_s=self.timeout_s, options=options)

@@ -98,7 +98,7 @@ class Synthetic(Source):
         return _Pictures(Scene(self.spec, self._shapes, self.period, self.seed, self.noise))
 
     def truth(self, index: int) -> list[dict[str, Any]]:
-        """What picture ``index`` shows: ``box`` (``x1, y1, x2, y2`` in pixels, floats), ``label`` and ``id`` of each shape."""
+        """What picture ``index`` shows: of each shape the ``box`` (``x1, y1, x2, y2`` in pixels), ``label`` and ``id``."""
         if index < self.empty:
             return []
         part = (index - self.empty) % self.period / self.period

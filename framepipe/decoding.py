@@ -1,0 +1,259 @@
+"""What a worker of the decode pool does with a source: open it, cut a segment, decode some packets.
+
+Segments begin where a container flags a key frame. Whether decoding can really begin there is seen from the first
+picture, which must bear the key frame's pts; until it has, the decoder of the segment before is not flushed, and if
+it does not, that decoder goes on with everything that is left (intra refresh flagged as key frames).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import av
+import av.error
+
+from framepipe import pixfmt
+from framepipe.container import ContainerStream, Cutter
+from framepipe.errors import FramepipeError, SourceError
+from framepipe.feed import Feed, Unit
+from framepipe.frame import FrameSpec
+
+STEP = 16
+"""Packets a worker decodes before it looks whether another source needs it more."""
+GIVE_UP = 250
+"""Undecodable packets in a row after which a source is given up."""
+
+
+class Decoding(ABC):
+    """The work of `DecodePool`, which says who does it when.
+
+    Every method is called by the worker that holds the feed (`_open`, `_cut`) or the unit (`_step`).
+    """
+
+    threads: int
+    decode: str
+    ahead_nbytes: int
+    queue_nbytes: int
+    min_queue: int
+    min_segment: int | None
+    stopping: bool
+    _lock: threading.RLock
+
+    @abstractmethod
+    def _room(self, feed: Feed, unit: Unit) -> bool:
+        """Whether the unit may put another picture out."""
+
+    @abstractmethod
+    def _announce(self, feed: Feed, unit: Unit) -> None:
+        """A picture was put out."""
+
+    @abstractmethod
+    def _others(self, feed: Feed) -> int:
+        """How many other sources are being decoded."""
+
+    def _open(self, feed: Feed) -> None:
+        """Open the source (again): its first unit, and a cutter where it is decoded in segments."""
+        try:
+            stream = feed.source.open(lambda: self.stopping)
+        except FramepipeError:
+            raise
+        except Exception as error:
+            raise SourceError(f"{feed.name}: cannot be opened ({error})", source=feed.name) from error
+        if feed.stream is not None:
+            feed.retired.append(feed.stream)
+            feed.spare.clear()
+        feed.stream = stream
+        feed.loops_left -= 1
+        feed.expected = stream.expected
+        feed.input_ended = False
+        if feed.top_pts is not None:
+            feed.offset = feed.top_pts + 1
+        if not isinstance(stream, ContainerStream):
+            feed.mode = "frames"
+            feed.units.append(Unit(stream, None, stream.frames(), offset=feed.offset))
+            return
+        if feed.source.start is not None:
+            stream.seek(feed.source.start)
+        self._begin(feed, stream)
+
+    def _begin(self, feed: Feed, stream: ContainerStream) -> None:
+        wanted = getattr(feed.source, "decode", None) or self.decode
+        others = self._others(feed)
+        packets = stream.packets()
+        segment = None
+        if wanted == "segments" or (wanted == "auto" and others + 1 < self.threads and not feed.alone):
+            context = stream.stream.codec_context
+            nbytes = context.width * context.height * 3 // 2 or 1
+            limit = None if wanted == "segments" else max(32, 2 * self.ahead_nbytes // nbytes)
+            cutter = Cutter(packets) if self.min_segment is None else Cutter(packets, self.min_segment)
+            segment = cutter.next(limit)
+            packets = cutter.rest()
+            if segment is not None and segment.packets and not segment.last:
+                feed.mode, feed.cutter = "segments", cutter
+                feed.units.append(
+                    Unit(stream, self._decoder(feed, stream), iter(segment.packets), segment, feed.offset)
+                )
+                return
+            packets = itertools.chain(segment.packets if segment is not None else (), packets)
+        threads = self.threads if wanted == "frame" or (wanted == "auto" and not others) else 1
+        feed.mode = "frame" if threads > 1 else "linear"
+        feed.units.append(Unit(stream, stream.decoder(threads), packets, offset=feed.offset))
+
+    def _decoder(self, feed: Feed, stream: ContainerStream) -> Any:
+        try:
+            return feed.spare.pop()
+        except IndexError:
+            return stream.decoder()
+
+    def _cut(self, feed: Feed) -> None:
+        assert feed.cutter is not None
+        stream = feed.stream
+        assert isinstance(stream, ContainerStream)
+        segment = feed.cutter.next()
+        if segment is None:
+            feed.input_ended = True
+            if feed.units and feed.units[-1].segment is not None:
+                feed.units[-1].segment.last = True
+            feed.cutter = None
+            return
+        unit = Unit(stream, self._decoder(feed, stream), iter(segment.packets), segment, feed.offset)
+        with self._lock:
+            if segment.last:
+                feed.input_ended, feed.cutter = True, None
+            feed.units.append(unit)
+
+    def _step(self, feed: Feed, unit: Unit) -> None:
+        """Decode up to ``STEP`` packets, as long as there is room."""
+        if unit.cancelled:
+            unit.out.clear()
+            unit.done = True
+            return
+        if unit.at_tail:
+            self._finish(feed, unit)
+            return
+        packets = unit.packets
+        assert packets is not None
+        for _ in range(STEP):
+            if self.stopping or unit.cancelled or not self._room(feed, unit):
+                return
+            packet = self._next(feed, packets)
+            if packet is None:
+                unit.at_tail = True
+                if unit.segment is None:
+                    self._finish(feed, unit)
+                return
+            if unit.decoder is None:
+                self._emit(feed, unit, packet)
+            else:
+                self._decode(feed, unit, packet)
+
+    def _next(self, feed: Feed, packets: Iterator[Any]) -> Any:
+        try:
+            return next(packets, None)
+        except FramepipeError:
+            raise
+        except Exception as error:
+            raise SourceError(f"{feed.name}: reading failed ({error})", source=feed.name) from error
+
+    def _decode(self, feed: Feed, unit: Unit, packet: Any) -> None:
+        try:
+            frames = unit.decoder.decode(packet)
+            unit.errors_in_row = 0
+        except av.error.EOFError:
+            return  # flushed before: the end, no failure
+        except (av.error.FFmpegError, ValueError) as error:
+            feed.packet_errors += 1
+            unit.errors_in_row += 1
+            if unit.errors_in_row > GIVE_UP:
+                raise SourceError(
+                    f"{feed.name}: given up after {GIVE_UP} undecodable packets in a row ({error})",
+                    source=feed.name,
+                ) from error
+            return
+        for frame in frames:
+            self._emit(feed, unit, frame)
+
+    def _emit(self, feed: Feed, unit: Unit, frame: Any) -> None:
+        segment = unit.segment
+        if segment is not None:
+            pts = frame.pts
+            if pts in segment.leading or (unit.at_tail and pts == segment.tail_pts):
+                return  # the segment before shows it, or the one behind
+            if unit.verified is None:
+                unit.verified = pts == segment.key_pts
+            if not unit.verified:
+                return
+        if frame.format.name not in pixfmt.table():
+            frame = _convert(unit, frame)
+        if not feed.frame_nbytes:
+            feed.frame_nbytes = FrameSpec.of(frame).nbytes
+            feed.limit = max(self.min_queue, min(32, self.queue_nbytes // feed.frame_nbytes))
+        if frame.pts is not None:
+            if unit.offset:
+                frame.pts += unit.offset
+            if feed.top_pts is None or frame.pts > feed.top_pts:
+                feed.top_pts = frame.pts
+        unit.out.append(frame)
+        self._announce(feed, unit)
+
+    def _finish(self, feed: Feed, unit: Unit) -> None:
+        """The unit's packets are through: flush it, or, where decoding cannot begin behind it, go on linearly."""
+        segment = unit.segment
+        if segment is not None and not segment.last:
+            with self._lock:
+                following = feed.units[feed.units.index(unit) + 1]
+                if not following.verified:
+                    self._go_linear(feed, unit)
+                    return
+            for packet in segment.tail:
+                self._decode(feed, unit, packet)
+        if unit.decoder is not None:
+            self._decode(feed, unit, None)
+            if segment is not None:
+                unit.decoder.flush_buffers()
+                feed.spare.append(unit.decoder)
+        if segment is None:
+            feed.input_ended = True
+            error = getattr(unit.stream, "demux_error", None)
+            if error is not None:
+                feed.packet_errors += 1
+                feed.warnings.append(f"reading ended early: {error}")
+        if unit.verified is None:
+            unit.verified = False
+            if feed.units[0] is unit:
+                unit.verified = True
+        unit.packets = unit.decoder = None
+        unit.done = True
+
+    def _go_linear(self, feed: Feed, unit: Unit) -> None:
+        """Lock held: decoding did not start clean behind ``unit``, so its decoder goes on with everything left."""
+        later: list[Any] = []
+        while feed.units[-1] is not unit:
+            other = feed.units.pop()
+            other.cancelled = True
+            assert other.segment is not None
+            later.insert(0, other.segment.packets)
+        rest = feed.cutter.rest() if feed.cutter is not None else iter(())
+        feed.cutter = None
+        feed.input_ended = False
+        feed.mode = "linear"
+        unit.packets = itertools.chain(*later, rest)
+        unit.segment = None
+        unit.at_tail = False
+
+
+def _convert(unit: Unit, frame: Any) -> Any:
+    """A frame in the nearest format that framepipe takes (palettes, packed 4:2:2, big endian)."""
+    fmt = frame.format
+    deep = max(component.bits for component in fmt.components) > 8
+    if fmt.is_rgb or fmt.has_palette or fmt.is_bit_stream:
+        name = "gbrp16le" if deep else "rgb24"
+    else:
+        name = "yuv444p16le" if deep else "yuv444p"
+    if unit.converter is None:
+        unit.converter = av.video.reformatter.VideoReformatter()
+    return unit.converter.reformat(frame, format=name, threads=1)

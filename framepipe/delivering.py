@@ -1,0 +1,230 @@
+"""The sink thread's work: wait for the oldest batch, collect, read back, write to sinks, hand to the consumer."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from framepipe.chain import Chain, stage_error
+from framepipe.decode import DecodePool
+from framepipe.errors import FramepipeError, SinkError
+from framepipe.feed import Feed
+from framepipe.frame import Batch, Frame, Item
+from framepipe.running import InFlight, Runner
+from framepipe.sink import Sink
+
+
+class Delivery:
+    """The bounded queue to whoever iterates. The sink thread puts, the consumer takes and gives room back."""
+
+    def __init__(self, size: int) -> None:
+        self.frames: SimpleQueue[Frame | None] = SimpleQueue()
+        self.waited_s = 0.0
+        self._room: SimpleQueue[bool] = SimpleQueue()
+        for _ in range(size):
+            self._room.put(True)
+
+    def put(self, frame: Frame) -> bool:
+        """Wait for room and hand a frame over; False once stopped."""
+        try:
+            room = self._room.get_nowait()
+        except Empty:
+            began = time.perf_counter()
+            room = self._room.get()
+            self.waited_s += time.perf_counter() - began
+        if not room:
+            self._room.put(False)
+            return False
+        self.frames.put(frame)
+        return True
+
+    def took(self) -> None:
+        """A frame was taken."""
+        self._room.put(True)
+
+    def stop(self) -> None:
+        """Wake the sink thread; it puts nothing any more."""
+        self._room.put(False)
+
+    def end(self) -> None:
+        """Nothing more comes: the consumer finds None behind the last frame."""
+        self.frames.put(None)
+
+
+class Deliverer:
+    """What the sink thread works with. ``waited_s`` is how long it waited for the device."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        pool: DecodePool,
+        sinks: Sequence[Sink],
+        delivery: Delivery | None,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self.runner = runner
+        self.device = runner.device
+        self.pool = pool
+        self.sinks = list(sinks)
+        self.delivery = delivery
+        self.waited_s = 0.0
+        self.failed = False
+        """Set by the engine: what still comes is counted as dropped."""
+        self._fail = fail
+        self._ending: deque[Feed] = deque()
+
+    def run(self) -> None:
+        """Until the runner says that nothing more comes."""
+        with self.device.current(self.runner.back):
+            while (flight := self.runner.in_flight.get()) is not None:
+                try:
+                    self._deliver(flight)
+                except BaseException as error:
+                    self._fail(error)
+                del flight  # waiting for the next batch must not keep this one's memory
+
+    def _deliver(self, flight: InFlight) -> None:
+        batch = flight.batch
+        self.device.observe(flight.stamp)
+        waiting = deque(batch.items)  # not yet in the books
+        try:
+            frames = self._finish(flight)
+            while frames:
+                frame, on_host = frames.popleft()
+                waiting.popleft()
+                self._hand_over(frame, on_host)
+        except BaseException as error:
+            where = error.where if isinstance(error, FramepipeError) else {}
+            for item in waiting:
+                if "stage" in where:
+                    count(item, "failed", str(where["stage"]))
+                else:
+                    count(item, "dropped", "stopped")
+            raise
+        self._end_sources()
+
+    def _finish(self, flight: InFlight) -> deque[tuple[Frame, Frame]]:
+        """The device's part, and the batch as frames: as consumers see them, and as host sinks do."""
+        try:
+            began = time.perf_counter()
+            flight.token.done.synchronize()
+            self.waited_s += time.perf_counter() - began
+            if self.failed:
+                raise _Abandoned
+            self._collect(flight.chain, flight.batch, flight.host)
+            host = self._to_host(flight.chain, flight.batch)
+        finally:
+            flight.token.stamp = self.device.stamp()
+            self.runner.tokens.put(flight.token)
+        return self._frames(flight.chain, flight.batch, host)
+
+    def _collect(self, chain: Chain, batch: Batch, host: dict[str, Any]) -> None:
+        """Collect in order; stages that wait for meta are launched in between."""
+        for link in chain.links:
+            if link.late:
+                self.runner.enqueue(link, batch, dict(batch.arrays), self.runner.back)
+                if link.stage.readback:
+                    self.runner.back.synchronize()
+            if not link.collects:
+                continue
+            for name in link.stage.readback:
+                batch.host[name] = self._small(name, batch, host)
+            try:
+                link.stage.collect(batch)
+            except FramepipeError:
+                raise
+            except Exception as error:
+                raise stage_error(link.stage, batch, error) from error
+        for name in [name for name in batch.arrays if name not in chain.kept]:
+            del batch.arrays[name]
+
+    def _small(self, name: str, batch: Batch, host: dict[str, Any]) -> Any:
+        if self.device.host_shared:
+            return batch.arrays[name]
+        if name not in host:
+            return self._download(batch.arrays[name])
+        self.device.host_access(host[name], write=False)
+        return host[name]
+
+    def _download(self, array: Any) -> Any:
+        back = self.runner.back
+        host = self.device.host_output(array.shape, array.dtype)
+        self.device.download(host, array, back)
+        back.synchronize()
+        self.device.host_access(host, write=False)
+        return host
+
+    def _to_host(self, chain: Chain, batch: Batch) -> dict[str, Any]:
+        """What host sinks read, as numpy arrays; stages launched by `_collect` are complete after it."""
+        if self.device.host_shared:
+            return batch.arrays
+        if chain.late:
+            self.runner.back.synchronize()
+        names = {name for sink in self.sinks if sink.host for name in sink.reads if name in batch.arrays}
+        return {name: self._download(batch.arrays[name]) for name in sorted(names)}
+
+    def _frames(self, chain: Chain, batch: Batch, host: dict[str, Any]) -> deque[tuple[Frame, Frame]]:
+        shared = self.device.host_shared
+        frames: deque[tuple[Frame, Frame]] = deque()
+        for i, item in enumerate(batch.items):
+            frame = _frame(chain, item, batch.arrays, i, None if shared else self._download)
+            frames.append((frame, frame if shared else _frame(chain, item, host, i, None)))
+        batch.arrays.clear()
+        return frames
+
+    def _hand_over(self, frame: Frame, on_host: Frame) -> None:
+        item = frame.item
+        if item.filtered_by is not None:
+            count(item, "filtered", item.filtered_by)
+            return
+        for sink in self.sinks:
+            try:
+                sink.write(on_host if sink.host else frame)
+            except BaseException as error:
+                count(item, "failed", sink.type_name)
+                if isinstance(error, FramepipeError):
+                    raise
+                raise SinkError(
+                    f"sink {sink.type_name!r} failed at frame {frame.index} of {frame.source!r}: "
+                    f"{type(error).__name__}: {error}",
+                    sink=sink.type_name, source=frame.source, index=frame.index, pts=frame.pts,
+                ) from error  # fmt: skip
+        if self.delivery is None:
+            item.handle.handled += 1
+            item.handle.delivered += 1
+        elif self.delivery.put(frame):
+            item.handle.handled += 1  # delivered is counted when the consumer takes it
+        else:
+            count(item, "dropped", "stopped")
+
+    def _end_sources(self) -> None:
+        """Tell sinks of sources whose last frame has passed."""
+        while self.pool.finished:
+            self._ending.append(self.pool.finished.popleft())
+        for _ in range(len(self._ending)):
+            feed = self._ending.popleft()
+            if feed.in_flight:
+                self._ending.append(feed)
+                continue
+            for sink in self.sinks:
+                sink.end(feed.name)
+
+
+class _Abandoned(Exception):
+    """A batch that came through after the pipeline had failed."""
+
+
+def _frame(chain: Chain, item: Item, arrays: dict[str, Any], i: int, host: Callable[[Any], Any] | None) -> Frame:
+    image = arrays.get("image")
+    tensors = {name: array[i] for name, array in arrays.items() if name != "image"}
+    return Frame(item, chain.spec, None if image is None else image[i], tensors, host=host)
+
+
+def count(item: Item, book: str, reason: str) -> None:
+    """Enter one frame that will not be delivered into its source's ``dropped``, ``filtered`` or ``failed``."""
+    reasons = getattr(item.handle, book)
+    reasons[reason] = reasons.get(reason, 0) + 1
+    item.handle.handled += 1

@@ -1,0 +1,102 @@
+"""A source in the decode pool (`Feed`) and its decoders at work (`Unit`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from framepipe.container import Cutter, Segment
+from framepipe.errors import FramepipeError
+from framepipe.frame import FrameSpec
+from framepipe.sink import SourceInfo
+from framepipe.source import Source, Stream
+
+
+class Unit:
+    """A decoder and its packets: a segment, or all the rest of a source.
+
+    ``out`` holds decoded frames in order. ``verified`` is None until the first picture has shown whether decoding
+    could begin at this unit's key frame. ``busy`` and ``cancelled`` are guarded by the pool's lock.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        decoder: Any,
+        packets: Iterator[Any] | None,
+        segment: Segment | None = None,
+        offset: int = 0,
+    ) -> None:
+        self.out: deque[Any] = deque()
+        self.stream = stream
+        self.decoder = decoder
+        self.packets = packets
+        self.segment = segment
+        self.offset = offset
+        self.verified: bool | None = True if segment is None or segment.key_pts is None else None
+        self.at_tail = False
+        self.done = False
+        self.busy = False
+        self.cancelled = False
+        self.errors_in_row = 0
+        self.converter: Any = None
+
+
+class Feed:
+    """One source in the pool, and its books.
+
+    Written by the worker that holds it (``stream``, ``error``), by the filler that takes from it (``decoded``,
+    ``skipped``, ``taken``) or by the sink thread (``handled``, ``delivered``, ``filtered``).
+    """
+
+    def __init__(self, source: Source, name: str, group: int = 0) -> None:
+        self.source = source
+        self.name = name
+        self.group = group
+        self.stream: Stream | None = None
+        self.retired: list[Stream] = []
+        self.units: deque[Unit] = deque()
+        self.mode = ""
+        self.claimed = False  # being opened or cut
+        self.alone = bool(getattr(source, "may_stall", False))
+        self.input_ended = False
+        self.ended = False
+        """Nothing more will be decoded; heads may still hold frames."""
+        self.error: FramepipeError | None = None
+        self.cutter: Cutter | None = None
+        self.spare: list[Any] = []
+        self.frame_nbytes = 0
+        self.limit = 8
+        self.packet_errors = 0
+        self.warnings: list[str] = []
+        self.loops_left = max(1, source.loop)
+        self.offset = 0
+        self.top_pts: int | None = None
+        # the books
+        self.decoded = 0
+        self.taken = 0
+        self.handled = 0
+        self.delivered = 0
+        self.skipped: dict[str, int] = {}
+        self.dropped: dict[str, int] = {}
+        self.filtered: dict[str, int] = {}
+        self.failed: dict[str, int] = {}
+        self.first_time_s: float | None = None
+        self.last_time_s: float | None = None
+        self.spec: FrameSpec | None = None
+        self.time_base: Fraction | None = None
+        self.rate = Fraction(25)
+        self.full_range = {"full": True, "limited": False}.get(getattr(source, "color_range", None) or "")
+        self.nth = 0
+        self.info: SourceInfo = SourceInfo(name, "")
+        self.due_s: float | None = None
+        self.fps_origin_s = 0.0
+        self.expected: int | None = None
+        self.packets_read = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Frames taken and not yet through the sinks."""
+        return self.taken - self.handled

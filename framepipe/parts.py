@@ -1,0 +1,126 @@
+"""The parts of a pipeline as a caller may give them (names, paths, mappings), made into objects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from framepipe import registry
+from framepipe.container import is_url
+from framepipe.errors import ConfigError
+from framepipe.feed import Feed
+from framepipe.redact import redact
+from framepipe.sink import Sink, SourceInfo
+from framepipe.source import Source
+from framepipe.stage import Stage
+from framepipe.stager import StagingOptions
+
+
+def cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def ahead_nbytes(threads: int) -> int:
+    """Bytes that segments may hold decoded ahead: delivery in order wants a segment a thread, memory bounds it."""
+    import psutil
+
+    return min(max(128 << 20, (64 << 20) * (threads - 1)), 1 << 30, psutil.virtual_memory().available // 8)
+
+
+def make_rgb() -> Stage:
+    """The stage that makes pictures where nobody asked for one and somebody reads them."""
+    from framepipe.stages.rgb import Rgb
+
+    return Rgb()
+
+
+def make_stage(stage: Stage | str) -> Stage:
+    """A stage, or the one of that name with its defaults."""
+    if isinstance(stage, str):
+        made: Stage = registry.find("stages", stage)()
+        return made
+    return stage
+
+
+def make_source(source: Source | str | os.PathLike[str]) -> Source:
+    """A source, the registered one of that name, or the file of that name (which wins)."""
+    if isinstance(source, Source):
+        return source
+    from framepipe.sources.file import File
+
+    text = os.fspath(source)
+    if text in registry.names("sources") and text not in ("file", "images") and not os.path.exists(text):
+        made: Source = registry.find("sources", text)()
+        return made
+    return File(uri=text)
+
+
+def make_sink(sink: Any) -> Sink:
+    """A sink, the one of that name with its defaults, or a callable as one."""
+    if isinstance(sink, Sink):
+        return sink
+    if isinstance(sink, str):
+        made: Sink = registry.find("sinks", sink)()
+        return made
+    if callable(sink):
+        from framepipe.sinks.callback import Callback
+
+        return Callback(function=sink)
+    raise ConfigError(f"{sink!r} is no sink: give a Sink, the name of one, or a callable")
+
+
+def make_options(staging: str | Mapping[str, Any] | StagingOptions) -> StagingOptions:
+    """Staging options from a strategy's name or the ``staging:`` block, checked."""
+    if isinstance(staging, str):
+        staging = StagingOptions(strategy=staging)
+    elif isinstance(staging, Mapping):
+        known = StagingOptions.__dataclass_fields__
+        for key in staging:
+            if key not in known:
+                raise ConfigError(f"staging has no {key!r}{registry.did_you_mean(key, known)}")
+        staging = StagingOptions(**staging)
+    if staging.strategy != "auto":
+        registry.find("staging", staging.strategy)
+    for key in ("depth", "batch", "fillers", "slots"):
+        value = getattr(staging, key)
+        if value != "auto" and value < 1:
+            raise ConfigError(f"staging.{key} is {value}; it must be at least 1")
+    return staging
+
+
+def make_feeds(sources: Sequence[Source]) -> list[Feed]:
+    """A feed for every source, folders and patterns expanded, with names of their own."""
+    feeds: list[Feed] = []
+    taken: set[str] = set()
+    for group, source in enumerate(sources, 1):
+        expanded = source.expand()
+        for part in expanded:
+            base = part.name or _stem(part)
+            name, number = base, 2
+            while name in taken:
+                name, number = f"{base}-{number}", number + 1
+            taken.add(name)
+            feed = Feed(part, name, group if len(expanded) > 1 else 0)
+            feed.info = _info(part, name)
+            feeds.append(feed)
+    return feeds
+
+
+def _stem(source: Source) -> str:
+    uri = getattr(source, "uri", "")
+    if uri == "-":
+        return "stdin"
+    if uri and is_url(uri):
+        uri = redact(uri).split("?")[0].rstrip("/")
+    return Path(uri).stem if uri else source.type_name or "source"
+
+
+def _info(source: Source, name: str) -> SourceInfo:
+    uri = getattr(source, "uri", "")
+    path = Path(uri) if uri and uri != "-" and not is_url(uri) else None
+    return SourceInfo(name, uri or source.type_name, path, start=source.start, end=source.end)
