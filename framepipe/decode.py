@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from framepipe.decoding import Decoding
+from framepipe.decoding import MISSES, Decoding
 from framepipe.errors import FramepipeError
 from framepipe.feed import Feed, Unit
 
@@ -274,6 +274,8 @@ class DecodePool(Decoding):
             return busy < self.threads
         if feed.cutter is None:
             return False
+        if feed.units and feed.misses >= MISSES and feed.units[-1].verified:
+            return False  # its last unit will go on linearly
         if feed.units and feed.units[-1].at_tail:
             return True  # it waits for the first picture of the segment behind it
         width = max(1, self.threads // max(1, len(self._active)))
@@ -282,14 +284,14 @@ class DecodePool(Decoding):
     def _runnable(self, feed: Feed, unit: Unit, position: int) -> bool:
         if unit.cancelled:
             return True  # to be put away
-        if not self._room(feed, unit):
-            return False
+        if not self._room(feed, unit) or unit.verified is False:
+            return False  # full, or to be taken over by the unit before it
         if not unit.at_tail or unit.segment is None or unit.segment.last:
             return True
         if position + 1 >= len(feed.units):
-            return False
+            return bool(feed.misses >= MISSES and unit.verified and not feed.claimed)
         following = feed.units[position + 1]
-        return following.verified or (following.verified is False and not feed.claimed)
+        return following.verified is not None
 
     def _room(self, feed: Feed, unit: Unit) -> bool:
         units = feed.units

@@ -2,7 +2,7 @@
 
 Segments begin where a container flags a key frame. Whether decoding can really begin there is seen from the first
 picture, which must bear the key frame's pts; until it has, the decoder of the segment before is not flushed, and if
-it does not, that decoder goes on with everything that is left (intra refresh flagged as key frames).
+it does not (intra refresh flagged as key frames), that decoder goes on with this segment too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import av
 import av.error
 
 from framepipe import pixfmt
-from framepipe.container import ContainerStream, Cutter
+from framepipe.container import ContainerStream, Cutter, Segment
 from framepipe.errors import FramepipeError, SourceError
 from framepipe.feed import Feed, Unit
 from framepipe.frame import FrameSpec
@@ -26,6 +26,8 @@ STEP = 16
 """Packets a worker decodes before it looks whether another source needs it more."""
 GIVE_UP = 250
 """Undecodable packets in a row after which a source is given up."""
+MISSES = 3
+"""Key frames at which decoding could not begin after which a source is decoded linearly."""
 
 
 class Decoding(ABC):
@@ -143,7 +145,7 @@ class Decoding(ABC):
             packet = self._next(feed, packets)
             if packet is None:
                 unit.at_tail = True
-                if unit.segment is None:
+                if unit.segment is None or unit.segment.last:
                     self._finish(feed, unit)
                 return
             if unit.decoder is None:
@@ -201,13 +203,18 @@ class Decoding(ABC):
         self._announce(feed, unit)
 
     def _finish(self, feed: Feed, unit: Unit) -> None:
-        """The unit's packets are through: flush it, or, where decoding cannot begin behind it, go on linearly."""
+        """The unit's packets are through: flush it, or take over the segment behind where decoding cannot begin."""
         segment = unit.segment
         if segment is not None and not segment.last:
             with self._lock:
+                if unit.cancelled:
+                    return
+                if feed.units[-1] is unit:
+                    self._go_linear(feed, unit, segment)
+                    return
                 following = feed.units[feed.units.index(unit) + 1]
                 if not following.verified:
-                    self._go_linear(feed, unit)
+                    self._merge(feed, unit, following)
                     return
             for packet in segment.tail:
                 self._decode(feed, unit, packet)
@@ -216,34 +223,36 @@ class Decoding(ABC):
             if segment is not None:
                 unit.decoder.flush_buffers()
                 feed.spare.append(unit.decoder)
-        if segment is None:
+        if segment is None or segment.last:
             feed.input_ended = True
             error = getattr(unit.stream, "demux_error", None)
             if error is not None:
                 feed.packet_errors += 1
                 feed.warnings.append(f"reading ended early: {error}")
         if unit.verified is None:
-            unit.verified = False
-            if feed.units[0] is unit:
-                unit.verified = True
+            unit.verified = False  # not a single picture came out of it
         unit.packets = unit.decoder = None
         unit.done = True
 
-    def _go_linear(self, feed: Feed, unit: Unit) -> None:
-        """Lock held: decoding did not start clean behind ``unit``, so its decoder goes on with everything left."""
-        later: list[Any] = []
-        while feed.units[-1] is not unit:
-            other = feed.units.pop()
-            other.cancelled = True
-            assert other.segment is not None
-            later.insert(0, other.segment.packets)
-        rest = feed.cutter.rest() if feed.cutter is not None else iter(())
-        feed.cutter = None
-        feed.input_ended = False
-        feed.mode = "linear"
-        unit.packets = itertools.chain(*later, rest)
-        unit.segment = None
+    def _merge(self, feed: Feed, unit: Unit, following: Unit) -> None:
+        """Lock held: decoding did not start clean at ``following``: ``unit``'s decoder, not flushed, does it too."""
+        segment, other = unit.segment, following.segment
+        assert segment is not None and other is not None
+        following.cancelled = True
+        feed.units.remove(following)
+        feed.misses += 1
+        segment.packets = segment.packets + other.packets
+        segment.tail, segment.tail_pts, segment.last = other.tail, other.tail_pts, other.last
+        unit.packets = iter(other.packets)
         unit.at_tail = False
+
+    def _go_linear(self, feed: Feed, unit: Unit, segment: Segment) -> None:
+        """Lock held: too many key frames were none, so the last unit's decoder takes everything that is left."""
+        assert feed.cutter is not None
+        unit.packets = feed.cutter.rest()
+        unit.at_tail = False
+        segment.last, segment.tail = True, []
+        feed.cutter, feed.mode = None, "linear"
 
 
 def _convert(unit: Unit, frame: Any) -> Any:

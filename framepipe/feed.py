@@ -67,6 +67,7 @@ class Feed:
         self.error: FramepipeError | None = None
         self.cutter: Cutter | None = None
         self.spare: list[Any] = []
+        self.misses = 0
         self.frame_nbytes = 0
         self.limit = 8
         self.packet_errors = 0

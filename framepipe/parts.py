@@ -34,9 +34,8 @@ def ahead_nbytes(threads: int) -> int:
 
 def make_rgb() -> Stage:
     """The stage that makes pictures where nobody asked for one and somebody reads them."""
-    from framepipe.stages.rgb import Rgb
-
-    return Rgb()
+    made: Stage = registry.find("stages", "rgb")()
+    return made
 
 
 def make_stage(stage: Stage | str) -> Stage:
