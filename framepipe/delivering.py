@@ -10,6 +10,7 @@ from typing import Any
 
 from framepipe.chain import Chain, stage_error
 from framepipe.decode import DecodePool
+from framepipe.device.base import Device
 from framepipe.errors import FramepipeError, SinkError
 from framepipe.feed import Feed
 from framepipe.frame import Batch, Frame, Item
@@ -20,8 +21,9 @@ from framepipe.sink import Sink
 class Delivery:
     """The bounded queue to whoever iterates. The sink thread puts, the consumer takes and gives room back."""
 
-    def __init__(self, size: int) -> None:
-        self.frames: SimpleQueue[Frame | None] = SimpleQueue()
+    def __init__(self, size: int, device: Device) -> None:
+        self._frames: SimpleQueue[tuple[Frame, Any] | None] = SimpleQueue()
+        self._device = device
         self.waited_s = 0.0
         self._room: SimpleQueue[bool] = SimpleQueue()
         for _ in range(size):
@@ -38,12 +40,29 @@ class Delivery:
         if not room:
             self._room.put(False)
             return False
-        self.frames.put(frame)
+        self._frames.put((frame, self._device.stamp()))
         return True
 
-    def took(self) -> None:
-        """A frame was taken."""
+    def take(self, timeout_s: float) -> Frame | None:
+        """The next frame, or None behind the last one. Raises `queue.Empty` after ``timeout_s``."""
+        got = self._frames.get(timeout=timeout_s)
+        if got is None:
+            self._frames.put(None)  # for the next call
+            return None
+        frame, stamp = got
+        self._device.observe(stamp)
         self._room.put(True)
+        frame.item.handle.delivered += 1
+        return frame
+
+    def drain(self) -> None:
+        """Once everything has ended: what nobody took is dropped."""
+        while not self._frames.empty():
+            got = self._frames.get()
+            if got is not None:
+                dropped = got[0].item.handle.dropped
+                dropped["stopped"] = dropped.get("stopped", 0) + 1
+        self._frames.put(None)
 
     def stop(self) -> None:
         """Wake the sink thread; it puts nothing any more."""
@@ -51,7 +70,7 @@ class Delivery:
 
     def end(self) -> None:
         """Nothing more comes: the consumer finds None behind the last frame."""
-        self.frames.put(None)
+        self._frames.put(None)
 
 
 class Deliverer:
@@ -170,7 +189,7 @@ class Deliverer:
         shared = self.device.host_shared
         frames: deque[tuple[Frame, Frame]] = deque()
         for i, item in enumerate(batch.items):
-            frame = _frame(chain, item, batch.arrays, i, None if shared else self._download)
+            frame = _frame(chain, item, batch.arrays, i, None if shared else self.device.to_host)
             frames.append((frame, frame if shared else _frame(chain, item, host, i, None)))
         batch.arrays.clear()
         return frames

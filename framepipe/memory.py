@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from typing import Any
@@ -112,4 +113,5 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        self._pool._give(self._block)
+        if not sys.is_finalizing():  # modules are being taken apart, and the memory goes anyway
+            self._pool._give(self._block)

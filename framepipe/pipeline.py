@@ -12,6 +12,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from queue import Empty
 from types import TracebackType
 from typing import Any, Literal
 
@@ -193,17 +194,12 @@ class Pipeline:
         assert delivery is not None
         while True:
             try:
-                frame = delivery.frames.get(timeout=_SLICE_S)
-            except Exception:  # queue.Empty: look for signals, then wait on
-                if self._closed:
-                    raise StopIteration from None
-                continue
+                frame = delivery.take(_SLICE_S)
+            except Empty:
+                continue  # and look for signals in between
             if frame is None:
-                delivery.frames.put(None)  # for the next call
                 self._result()
                 raise StopIteration
-            delivery.took()
-            frame.item.handle.delivered += 1
             return frame
 
     def __aiter__(self) -> AsyncIterator[Frame]:
@@ -289,7 +285,7 @@ class Pipeline:
                 sinks=self._sinks,
                 context=context,
                 wanted=None if iterating else wanted,
-                delivery=Delivery(self._queue) if iterating else None,
+                delivery=Delivery(self._queue, device) if iterating else None,
                 name=self.name,
             )
         except BaseException:
@@ -331,6 +327,8 @@ class Pipeline:
     def _conclude(self, engine: Engine) -> RunReport:
         if self.report is None:
             assert self._summary is not None
+            if engine.delivery is not None:
+                engine.delivery.drain()
             self.report = self._summary.report(engine, self._feeds, self._stopped or engine.stopping)
         return self.report
 

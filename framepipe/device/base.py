@@ -118,6 +118,10 @@ class Device(ABC):
         """Copy device to host behind the work on ``stream``; ``dst`` is complete when that is done."""
 
     @abstractmethod
+    def to_host(self, array: Any) -> np.ndarray:
+        """A complete array as numpy, in the calling thread, at once; for the memory of frames, even after `close`."""
+
+    @abstractmethod
     def enqueue(
         self, stream: Stream, work: Callable[[], None], reads: Sequence[Any] = (), writes: Sequence[Any] = ()
     ) -> None:

@@ -96,6 +96,9 @@ class CpuDevice(Device):
     def download(self, dst: np.ndarray, src: Any, stream: Stream) -> None:
         np.copyto(dst, src)
 
+    def to_host(self, array: Any) -> np.ndarray:
+        return np.asarray(array)
+
     def enqueue(
         self, stream: Stream, work: Callable[[], None], reads: Sequence[Any] = (), writes: Sequence[Any] = ()
     ) -> None:

@@ -214,6 +214,10 @@ class SimulatedDevice(Device):
     def download(self, dst: np.ndarray, src: Any, stream: Stream) -> None:
         self.enqueue(stream, lambda: np.copyto(dst, src), reads=(src,), writes=(dst,))
 
+    def to_host(self, array: Any) -> np.ndarray:
+        self.host_access(array, write=False)
+        return np.array(array)
+
     # -- memory -------------------------------------------------------------------------------------------------
 
     def host_empty(self, nbytes: int, *, pinned: bool) -> np.ndarray:
