@@ -149,7 +149,9 @@ class DecodePool(Decoding):
                     self._takers_waiting -= 1
         if feed is None or self.stopping:
             return None
-        out = feed.units[0].out
+        head = feed.units[0]
+        feed.shift = head.offset
+        out = head.out
         frame = out.popleft()
         if self._workers_waiting and len(out) <= feed.limit // 2:
             with self._lock:
@@ -266,7 +268,9 @@ class DecodePool(Decoding):
     def _may_begin(self, feed: Feed) -> bool:
         """Lock held: whether another unit may be begun: the source opened, opened again, or a segment cut."""
         if feed.stream is None or feed.input_ended:
-            if not feed.loops_left or (feed.units and not all(unit.done for unit in feed.units)):
+            if not feed.loops_left or not all(unit.done for unit in feed.units):
+                return False
+            if sum(len(unit.out) for unit in feed.units) >= feed.limit:
                 return False
             if not feed.group or feed.stream is not None:
                 return True
@@ -294,13 +298,15 @@ class DecodePool(Decoding):
         return following.verified is not None
 
     def _room(self, feed: Feed, unit: Unit) -> bool:
-        units = feed.units
+        units = tuple(feed.units)  # a copy, made in one go: takers remove heads without the lock that adds units
         if units and units[0] is unit:
             return len(unit.out) < feed.limit
+        if unit.segment is None:  # the next round of a loop
+            return sum(len(other.out) for other in units) < feed.limit
         return unit.verified is None or self._has_room_ahead(feed)
 
     def _has_room_ahead(self, feed: Feed) -> bool:
-        waiting = sum(len(unit.out) for unit in feed.units) - (len(feed.units[0].out) if feed.units else 0)
+        waiting = sum(len(unit.out) for unit in tuple(feed.units)[1:])
         return waiting * feed.frame_nbytes < self.ahead_nbytes
 
     def _unclaim(self, feed: Feed, unit: Unit | None) -> None:

@@ -76,11 +76,15 @@ class Decoding(ABC):
             feed.offset = feed.top_pts + 1
         if not isinstance(stream, ContainerStream):
             feed.mode = "frames"
-            feed.units.append(Unit(stream, None, stream.frames(), offset=feed.offset))
+            self._add(feed, Unit(stream, None, stream.frames(), offset=feed.offset))
             return
         if feed.source.start is not None:
             stream.seek(feed.source.start)
         self._begin(feed, stream)
+
+    def _add(self, feed: Feed, unit: Unit) -> None:
+        with self._lock:  # others walk over the units under it
+            feed.units.append(unit)
 
     def _begin(self, feed: Feed, stream: ContainerStream) -> None:
         wanted = getattr(feed.source, "decode", None) or self.decode
@@ -96,14 +100,12 @@ class Decoding(ABC):
             packets = cutter.rest()
             if segment is not None and segment.packets and not segment.last:
                 feed.mode, feed.cutter = "segments", cutter
-                feed.units.append(
-                    Unit(stream, self._decoder(feed, stream), iter(segment.packets), segment, feed.offset)
-                )
+                self._add(feed, Unit(stream, self._decoder(feed, stream), iter(segment.packets), segment, feed.offset))
                 return
             packets = itertools.chain(segment.packets if segment is not None else (), packets)
         threads = self.threads if wanted == "frame" or (wanted == "auto" and not others) else 1
         feed.mode = "frame" if threads > 1 else "linear"
-        feed.units.append(Unit(stream, stream.decoder(threads), packets, offset=feed.offset))
+        self._add(feed, Unit(stream, stream.decoder(threads), packets, offset=feed.offset))
 
     def _decoder(self, feed: Feed, stream: ContainerStream) -> Any:
         try:
@@ -195,10 +197,9 @@ class Decoding(ABC):
             feed.frame_nbytes = FrameSpec.of(frame).nbytes
             feed.limit = max(self.min_queue, min(32, self.queue_nbytes // feed.frame_nbytes))
         if frame.pts is not None:
-            if unit.offset:
-                frame.pts += unit.offset
-            if feed.top_pts is None or frame.pts > feed.top_pts:
-                feed.top_pts = frame.pts
+            pts = frame.pts + unit.offset
+            if feed.top_pts is None or pts > feed.top_pts:
+                feed.top_pts = pts
         unit.out.append(frame)
         self._announce(feed, unit)
 

@@ -14,7 +14,7 @@ from framepipe.device.base import Device
 from framepipe.errors import FramepipeError, SinkError
 from framepipe.feed import Feed
 from framepipe.frame import Batch, Frame, Item
-from framepipe.running import InFlight, Runner
+from framepipe.running import InFlight, Runner, count, lose
 from framepipe.sink import Sink
 
 
@@ -90,8 +90,7 @@ class Deliverer:
         self.sinks = list(sinks)
         self.delivery = delivery
         self.waited_s = 0.0
-        self.failed = False
-        """Set by the engine: what still comes is counted as dropped."""
+        self._failed = False  # a batch failed here: what comes behind it is dropped
         self._fail = fail
         self._ending: deque[Feed] = deque()
 
@@ -116,12 +115,8 @@ class Deliverer:
                 waiting.popleft()
                 self._hand_over(frame, on_host)
         except BaseException as error:
-            where = error.where if isinstance(error, FramepipeError) else {}
-            for item in waiting:
-                if "stage" in where:
-                    count(item, "failed", str(where["stage"]))
-                else:
-                    count(item, "dropped", "stopped")
+            self._failed = True
+            lose(waiting, error)
             raise
         self._end_sources()
 
@@ -131,8 +126,8 @@ class Deliverer:
             began = time.perf_counter()
             flight.token.done.synchronize()
             self.waited_s += time.perf_counter() - began
-            if self.failed:
-                raise _Abandoned
+            if self._failed:
+                raise Abandoned
             self._collect(flight.chain, flight.batch, flight.host)
             host = self._to_host(flight.chain, flight.batch)
         finally:
@@ -232,18 +227,11 @@ class Deliverer:
                 sink.end(feed.name)
 
 
-class _Abandoned(Exception):
-    """A batch that came through after the pipeline had failed."""
+class Abandoned(Exception):
+    """A batch that came behind one that failed on the sink thread."""
 
 
 def _frame(chain: Chain, item: Item, arrays: dict[str, Any], i: int, host: Callable[[Any], Any] | None) -> Frame:
     image = arrays.get("image")
     tensors = {name: array[i] for name, array in arrays.items() if name != "image"}
     return Frame(item, chain.spec, None if image is None else image[i], tensors, host=host)
-
-
-def count(item: Item, book: str, reason: str) -> None:
-    """Enter one frame that will not be delivered into its source's ``dropped``, ``filtered`` or ``failed``."""
-    reasons = getattr(item.handle, book)
-    reasons[reason] = reasons.get(reason, 0) + 1
-    item.handle.handled += 1

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 from framepipe.chain import Chains
 from framepipe.decode import DecodePool
-from framepipe.delivering import Deliverer, Delivery, _Abandoned, count
+from framepipe.delivering import Abandoned, Deliverer, Delivery
 from framepipe.device.base import Device
 from framepipe.filling import Fillers
 from framepipe.ring import Ring
-from framepipe.running import Runner
+from framepipe.running import Runner, count
 from framepipe.sink import Sink, SinkContext
 from framepipe.stage import Stage
 from framepipe.stager import Stager, StagingOptions
@@ -83,20 +83,22 @@ class Engine:
     def stop(self) -> None:
         """End soon: what is in flight is still delivered, the rest dropped. Any thread, signal handlers too."""
         self.stopping = True
-        self.pool.stop()
-        self.ring.shutdown(drain=False)
+        self._halt()
         if self.delivery is not None:
             self.delivery.stop()
 
+    def _halt(self) -> None:
+        self.pool.stop()
+        self.ring.shutdown(drain=False)
+
     def fail(self, error: BaseException) -> None:
-        """Keep the first error, note later ones on it, and stop."""
+        """Keep the first error, note later ones on it, and end; a consumer still gets what came before it."""
         with self._lock:
-            if self.error is None and not isinstance(error, _Abandoned):
+            if self.error is None and not isinstance(error, Abandoned):
                 self.error = error
-                self.deliverer.failed = True
-            elif self.error is not None and error is not self.error and not isinstance(error, _Abandoned):
+            elif self.error is not None and error is not self.error and not isinstance(error, Abandoned):
                 self.error.add_note(f"then: {type(error).__name__}: {error}")
-        self.stop()
+        self._halt()
 
     @property
     def idents(self) -> set[int | None]:

@@ -75,6 +75,8 @@ class Feed:
         self.loops_left = max(1, source.loop)
         self.offset = 0
         self.top_pts: int | None = None
+        self.shift = 0
+        """What to add to the pts of the frame taken last: loops go on in time."""
         # the books
         self.decoded = 0
         self.taken = 0

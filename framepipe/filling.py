@@ -142,6 +142,7 @@ def select(pool: DecodePool, feed: Feed, frame: Any) -> tuple[Item, FrameSpec] |
     if pts is None:
         time_s, estimated = float(index / feed.rate), True
     else:
+        pts += feed.shift
         time_s, estimated = pts * base.numerator / base.denominator, False
     reason = _unwanted(pool, feed, index, time_s)
     if reason is not None:

@@ -85,10 +85,6 @@ def make_options(staging: str | Mapping[str, Any] | StagingOptions) -> StagingOp
         staging = StagingOptions(**staging)
     if staging.strategy != "auto":
         registry.find("staging", staging.strategy)
-    for key in ("depth", "batch", "fillers", "slots"):
-        value = getattr(staging, key)
-        if value != "auto" and value < 1:
-            raise ConfigError(f"staging.{key} is {value}; it must be at least 1")
     return staging
 
 

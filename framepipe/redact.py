@@ -17,8 +17,10 @@ _ENCODED = re.compile(r"(%3A%2F%2F)[^\s&#\"'<>]*%40", re.IGNORECASE)
 # In a query the short names count too; in running text only what can mean nothing else.
 _LONG = r"passphrase|password|passwd|token|secret|signature|credentials?|(?:api|access|stream)[_\-]?key"
 _SHORT = r"key|pass|pwd|pw|auth|authorization|sig|jwt|hmac|user|username|login"
-_QUERY = re.compile(rf"([?&;](?:[\w.\-%]*(?:{_LONG})|(?:[\w.\-%]*[_.\-])?(?:{_SHORT}))=)[^&;#\s\"'<>]+", re.IGNORECASE)
-_VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s&;,#\"'<>)}\]]+)"
+_QUERY = re.compile(
+    rf"([?&;](?:[\w.\-%]*(?:{_LONG})|(?:[\w.\-%]*[_.\-])?(?:{_SHORT}))=)[^&;#\s\"'<>]*[^&;#\s\"'<>:,)]", re.IGNORECASE
+)
+_VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s&;,#\"'<>)}\]]*[^\s&;,#\"'<>)}\]:])"
 _TEXT = re.compile(rf"((?:{_LONG})(?:\s*=\s*|['\"]\s*[:=]\s*)){_VALUE}", re.IGNORECASE)
 _HEADER = re.compile(
     r"(\b(?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?)(?:(?:basic|bearer|digest)\s+)?[^\s\"',;]+",

@@ -77,9 +77,10 @@ def find(kind: str, name: str) -> type[Any]:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A clause for an error message: the nearest of ``known``, or all of them when none is near."""
     known = list(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    same = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), same, n=1, cutoff=0.6)
     if near:
-        return f"; did you mean {near[0]!r}?"
+        return f"; did you mean {same[near[0]]!r}?"
     return f"; there are {', '.join(known)}" if known else ""
 
 

@@ -48,7 +48,7 @@ class Slot:
 
 
 class Ring:
-    """``size`` slots going round. ``waited_s`` sums the waits for a free slot (`acquire`) and for a full one (`get`)."""
+    """``size`` slots going round. ``waited_s`` sums waits for a free slot (`acquire`) and a full one (`get`)."""
 
     def __init__(
         self,

@@ -7,14 +7,15 @@ forward, compute waits for a slot's copy; back, the copy into a half waits for t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from framepipe.chain import Chain, Chains, Link
 from framepipe.device.base import Device, Event, Stream
-from framepipe.frame import Batch, FrameSpec
+from framepipe.errors import FramepipeError
+from framepipe.frame import Batch, FrameSpec, Item
 from framepipe.report import Durations
 from framepipe.ring import Ring, Slot
 from framepipe.stager import Stager
@@ -84,7 +85,12 @@ class Runner:
         try:
             with self.device.current(self.compute):
                 while (slot := self.ring.get()) is not None:
-                    self._launch(slot)
+                    items = slot.items
+                    try:
+                        self._launch(slot)
+                    except BaseException as error:
+                        lose(items, error)
+                        raise
         except BaseException as error:
             self._fail(error)
         finally:
@@ -160,6 +166,23 @@ class Runner:
             host[name] = self.device.host_output((len(batch), *spec.shape), spec.dtype)
             self.device.download(host[name], known[name], self.back)
         return host
+
+
+def count(item: Item, book: str, reason: str) -> None:
+    """Enter one frame that will not be delivered into its source's ``dropped``, ``filtered`` or ``failed``."""
+    reasons = getattr(item.handle, book)
+    reasons[reason] = reasons.get(reason, 0) + 1
+    item.handle.handled += 1
+
+
+def lose(items: Iterable[Item], error: BaseException) -> None:
+    """Enter frames that an error takes away: failed in the stage it names, or else dropped."""
+    stage = error.where.get("stage") if isinstance(error, FramepipeError) else None
+    for item in items:
+        if stage is not None:
+            count(item, "failed", str(stage))
+        else:
+            count(item, "dropped", "stopped")
 
 
 def _forget_planes(batch: Batch) -> None:

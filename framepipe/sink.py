@@ -49,6 +49,8 @@ class Sink(Component):
     kind = "sinks"
     reads: frozenset[str] = frozenset({"meta"})
     host: bool = True
+    id: str = ""
+    """Set from ``id:`` in YAML, or by the pipeline to the sink's name."""
 
     def paths(self, sources: list[str]) -> list[Path]:
         """Every file known beforehand that would be written for these sources, checked before anything opens.

@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from framepipe.errors import ConfigError
 from framepipe.registry import Component
 from framepipe.units import Seconds
 
@@ -32,6 +33,18 @@ class Source(Component):
     loop: int = 1
 
     kind = "sources"
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.start is not None and self.end is not None and self.start > self.end:
+            problems.append(f"start is {self.start}, behind end ({self.end})")
+        for key in ("every", "loop"):
+            if getattr(self, key) < 1:
+                problems.append(f"{key} is {getattr(self, key)}; it must be at least 1")
+        if self.fps is not None and self.fps <= 0:
+            problems.append(f"fps is {self.fps}; it must be above 0")
+        if problems:
+            raise ConfigError("; ".join(problems), problems)
 
     def expand(self) -> list[Source]:
         """The sources this one stands for (a folder or a glob is many). The default is itself."""

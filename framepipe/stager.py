@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from framepipe.errors import ConfigError
 from framepipe.frame import FrameSpec, Planes
 from framepipe.registry import Component
 
@@ -33,6 +34,17 @@ class StagingOptions:
     batch: int = 1
     batch_timeout_s: float = 0.04
     fillers: int = 1
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{key} is {value}; it must be at least 1"
+            for key in ("slots", "depth", "batch", "fillers")
+            if (value := getattr(self, key)) != "auto" and value < 1
+        ]
+        if self.batch_timeout_s < 0:
+            problems.append(f"batch_timeout_s is {self.batch_timeout_s}; it cannot be negative")
+        if problems:
+            raise ConfigError("; ".join(problems), problems)
 
 
 class Stager(Component):

@@ -101,7 +101,7 @@ def _waits(engine: Engine) -> dict[str, float | None]:
 def truncated(feed: Feed) -> bool:
     """Whether fewer packets came than the header announced, of an input that was to be read whole."""
     whole = feed.source.start is None and feed.source.end is None and feed.ended and feed.source.loop == 1
-    return bool(whole and feed.expected and feed.packets_read < feed.expected)
+    return bool(whole and feed.mode != "frames" and feed.expected and feed.packets_read < feed.expected)
 
 
 def _exit(engine: Engine, feeds: Sequence[Feed], stopped: bool, frames: dict[str, Any]) -> str:

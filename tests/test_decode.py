@@ -41,7 +41,11 @@ def decode(path: Path, how: str, threads: int = 3, **options: object) -> tuple[F
 
 X264 = {
     "closed": {"gop": 7, "bframes": 2},
-    "open": {"gop": 9, "bframes": 3, "options": {"x264-params": "open-gop=1:keyint=9:min-keyint=9:scenecut=0:threads=1"}},
+    "open": {
+        "gop": 9,
+        "bframes": 3,
+        "options": {"x264-params": "open-gop=1:keyint=9:min-keyint=9:scenecut=0:threads=1"},
+    },
     "intra-refresh": {"gop": 10, "options": {"x264-params": "intra-refresh=1:keyint=10:scenecut=0:threads=1"}},
     "pyramid": {"gop": 12, "bframes": 5, "options": {"x264-params": "b-pyramid=normal:scenecut=0:threads=1"}},
     "all-intra": {"gop": 1},
@@ -62,8 +66,12 @@ CASES |= {
     ),
     "mpeg2": lambda folder: make_clip(folder / "c.ts", 40, codec="mpeg2video", gop=6, bframes=2),
     "mpeg4-avi": lambda folder: make_clip(folder / "c.avi", 40, codec="mpeg4", gop=6),
-    "vp9": lambda folder: make_clip(folder / "c.webm", 40, codec="libvpx-vp9", gop=8, options={"deadline": "realtime", "cpu-used": "8"}),
-    "av1": lambda folder: make_clip(folder / "c.mp4", 24, codec="libsvtav1", gop=8, options={"preset": "12", "svtav1-params": "lp=1"}),
+    "vp9": lambda folder: make_clip(
+        folder / "c.webm", 40, codec="libvpx-vp9", gop=8, options={"deadline": "realtime", "cpu-used": "8"}
+    ),
+    "av1": lambda folder: make_clip(
+        folder / "c.mp4", 24, codec="libsvtav1", gop=8, options={"preset": "12", "svtav1-params": "lp=1"}
+    ),
     "ffv1": lambda folder: make_clip(folder / "c.mkv", 20, codec="ffv1", pix_fmt="yuv422p10le"),
     "gif": lambda folder: make_clip(folder / "c.gif", 12, codec="gif", pix_fmt="rgb8"),
     "mjpeg": lambda folder: make_clip(folder / "c.avi", 20, codec="mjpeg", pix_fmt="yuvj422p"),
@@ -242,3 +250,16 @@ def test_stop_wakes_a_waiting_taker():
     assert got == [None]
     release.set()
     pool.join()
+
+
+def test_a_short_loop_does_not_run_ahead_without_bound():
+    frames = pattern_frames(3, 16, 16)
+    pool = pool_of(FrameList(frames=frames, loop=1000))
+    pool.start()
+    taken = [pool.take(20)[1] for _ in range(30)]
+    pool.stop()
+    pool.join()
+    feed = pool.feeds[0]
+    assert taken == frames * 10
+    assert [frame.pts for frame in frames] == [0, 1, 2], "the source's own frames must not be changed"
+    assert feed.dropped["stopped"] <= 2 * feed.limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ _COLOURS = (
     (0.97, 0.90, 0.30), (0.10, 0.12, 0.45), (0.95, 0.95, 0.95), (0.35, 0.05, 0.08),
     (0.60, 0.95, 0.70), (0.05, 0.20, 0.10), (0.98, 0.78, 0.62), (0.08, 0.08, 0.08),
 )  # fmt: skip
+_STRIP = 32
 _FASTEST = 0.02  # of the picture's width or the lane's height, a picture
 
 
@@ -93,7 +95,9 @@ class Scene:
         self.period = period
         self._seed = seed
         self._noise = noise
-        self._background = self._lay(_texture(spec.width, spec.height, seed))
+        self._background = [np.zeros(_shape(layout), spec.format.dtype) for layout in spec.planes]
+        for top, strip in _texture(spec.width, spec.height, seed):
+            self._lay(top, strip)
 
     def render(self, i: int | None) -> av.VideoFrame:
         """Picture ``i`` as a frame of its own, without time stamp; None is the background alone."""
@@ -108,12 +112,12 @@ class Scene:
             self._disturb(planes, 0 if i is None else i + 1)
         return frame
 
-    def _lay(self, rgb: np.ndarray) -> list[np.ndarray]:
-        planes = [np.zeros(_shape(layout), self.spec.format.dtype) for layout in self.spec.planes]
+    def _lay(self, top: int, rgb: np.ndarray) -> None:
         for letter, values in _codes(rgb, self.spec).items():
-            at = component(planes, self.spec, letter)
-            at[...] = _shrink(values, self._plane(letter)).round().astype(at.dtype) << self.spec.format.shift
-        return planes
+            plane = self._plane(letter)
+            at = component(self._background, self.spec, letter)
+            codes = _shrink(values, plane).round().astype(at.dtype) << self.spec.format.shift
+            at[top >> plane.h_shift :][: codes.shape[0]] = codes
 
     def _plane(self, letter: str) -> PlaneFormat:
         return self.spec.format.planes[self.spec.format.components[letter][0]]
@@ -152,7 +156,8 @@ def _writable(frame: av.VideoFrame, spec: FrameSpec) -> list[np.ndarray]:
     views = []
     for plane, layout in zip(frame.planes, spec.planes, strict=True):
         line, row = plane.line_size, layout.row_samples * spec.format.itemsize
-        rows = np.frombuffer(plane, np.uint8, line * layout.height).reshape(layout.height, line)[:, :row]
+        samples = np.frombuffer(memoryview(plane), np.uint8, line * layout.height)
+        rows = samples.reshape(layout.height, line)[:, :row]
         views.append(rows.view(spec.format.dtype).reshape(_shape(layout)))
     return views
 
@@ -167,22 +172,29 @@ def _ellipse(
     return inside
 
 
-def _texture(width: int, height: int, seed: int) -> np.ndarray:
-    """A (height, width, 3) float32 picture of middle grey to brown, RGB in 0.3..0.6: soft blotches under tiles."""
+def _texture(width: int, height: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Soft blotches of grey to brown under tiles, RGB in 0.3..0.6: strips, (rows, width, 3) float32, and their tops.
+
+    Strips of whole chroma rows stay in the processor's cache, which makes this several times faster.
+    """
     rng = random.Random(f"background {seed}")
     across, down = 9, 6
     knots = np.array([[[rng.random() for _ in range(3)] for _ in range(across)] for _ in range(down)], np.float32)
-    soft = _stretch(_stretch(knots, height, 0), width, 1)
+    wide = _stretch(knots, np.linspace(0, across - 1, width, dtype=np.float32), 1)
+    rows = np.linspace(0, down - 1, height, dtype=np.float32)
     tile = max(4, min(width, height) // 12)
-    tiles = (np.arange(height)[:, None] // tile + np.arange(width)[None, :] // tile) % 2
-    return np.float32(0.32) + np.float32(0.22) * soft + np.float32(0.05) * tiles[..., None].astype(np.float32)
+    columns = np.arange(width) // tile
+    for top in range(0, height, _STRIP):
+        soft = _stretch(wide, rows[top : top + _STRIP], 0)
+        tiles = (np.arange(top, top + len(soft))[:, None] // tile + columns) % 2
+        yield top, np.float32(0.32) + np.float32(0.22) * soft + np.float32(0.05) * tiles[..., None].astype(np.float32)
 
 
-def _stretch(values: np.ndarray, size: int, axis: int) -> np.ndarray:
-    at = np.linspace(0, values.shape[axis] - 1, size, dtype=np.float32)
-    low = np.minimum(at.astype(np.intp), values.shape[axis] - 2)
+def _stretch(knots: np.ndarray, at: np.ndarray, axis: int) -> np.ndarray:
+    """Linear interpolation between ``knots`` at positions ``at`` along an axis."""
+    low = np.minimum(at.astype(np.intp), knots.shape[axis] - 2)
     part = np.expand_dims(at - low, tuple(i for i in range(3) if i != axis)).astype(np.float32)
-    out: np.ndarray = values.take(low, axis) * (1 - part) + values.take(low + 1, axis) * part
+    out: np.ndarray = knots.take(low, axis) * (1 - part) + knots.take(low + 1, axis) * part
     return out
 
 
@@ -218,5 +230,7 @@ def _shrink(values: np.ndarray, plane: PlaneFormat) -> np.ndarray:
         if short:
             last = values.take([-1], axis)
             values = np.concatenate([values, *[last] * short], axis)
-        values = sum((values[i::step] if axis == 0 else values[:, i::step]) for i in range(step)) / step
+        if shift:
+            parts = [values[i::step] if axis == 0 else values[:, i::step] for i in range(step)]
+            values = np.mean(parts, axis=0)
     return values

@@ -54,6 +54,7 @@ class Synthetic(Source):
     cache_mib: int = 128
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         problems = list(self._problems())
         if problems:
             raise ConfigError(f"synthetic: {'; '.join(problems)}", problems)
@@ -98,7 +99,7 @@ class Synthetic(Source):
         return _Pictures(Scene(self.spec, self._shapes, self.period, self.seed, self.noise))
 
     def truth(self, index: int) -> list[dict[str, Any]]:
-        """What picture ``index`` shows: of each shape the ``box`` (``x1, y1, x2, y2`` in pixels), ``label`` and ``id``."""
+        """What picture ``index`` shows: each shape's ``box`` (``x1, y1, x2, y2`` in pixels), ``label`` and ``id``."""
         if index < self.empty:
             return []
         part = (index - self.empty) % self.period / self.period
@@ -169,7 +170,7 @@ class _Share:
         self._into = self._graph.add(
             "buffer",
             video_size=f"{spec.width}x{spec.height}",
-            pix_fmt=str(int(VideoFormat(spec.pix_fmt))),
+            pix_fmt=spec.pix_fmt,
             time_base="1/25",
             colorspace=str(_COLORSPACE[spec.matrix]),
             range="2" if spec.full_range else "1",

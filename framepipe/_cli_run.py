@@ -1,0 +1,186 @@
+"""``framepipe run``: signals, exit codes, the report file and the closing words of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from framepipe._cli_progress import Silent
+from framepipe.errors import ConfigError, OutputExistsError
+from framepipe.redact import redact
+from framepipe.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from framepipe.pipeline import Pipeline
+
+_EXIT = {"complete": 0, "failed": 1, "incomplete": 3, "stopped": 3}
+_WORDS = {
+    "decode": "decoding: everything behind it waited for frames",
+    "staging": "staging: the device waited for frames to be copied",
+    "device": "the stages: the device was busy all the time",
+    "sink": "writing the results: everything before it waited",
+}
+_FILES_SHOWN = 8
+
+
+class Interrupt:
+    """While it is entered, the first SIGINT, SIGTERM or SIGBREAK calls ``stop``, the second one ends the process."""
+
+    def __init__(self, stop: Callable[[], None], progress: Silent) -> None:
+        self._stop = stop
+        self._progress = progress
+        self._old: dict[int, Any] = {}
+        self.code: int | None = None
+        """The exit status that the signal asks for, once there was one."""
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            for name in ("SIGINT", "SIGTERM", "SIGBREAK"):
+                if number := getattr(signal, name, None):
+                    self._old[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, old in self._old.items():
+            signal.signal(number, old if old is not None else signal.SIG_DFL)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        code = 130 if number == signal.SIGINT else 143
+        if self.code is not None:
+            _show_cursor()
+            os._exit(code)
+        self.code = code
+        self._progress.stopping = True
+        self._stop()
+
+
+def _show_cursor() -> None:
+    # Not through sys.stderr: the signal may have come in the middle of a write to it.
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h\n")
+
+
+def execute(pipeline: Pipeline, progress: Silent) -> tuple[Exception | None, int]:
+    """Run to the end, or to a signal. The error if there was one, and the exit status."""
+    error: Exception | None = None
+    with Interrupt(pipeline.stop, progress) as interrupt:
+        try:
+            with progress, pipeline:
+                pipeline.run(progress=progress.show)
+        except Exception as failed:
+            error = failed
+    if error is not None:
+        return error, int(getattr(error, "exit_code", 1))
+    ended = pipeline.report.exit if pipeline.report is not None else "failed"
+    if interrupt.code is not None and ended != "complete":
+        return None, interrupt.code
+    return None, _EXIT[ended]
+
+
+class ReportFile:
+    """``--report``: a file that is whole or not there. A report of an earlier run is replaced, any other file is not.
+
+    ``-`` is standard output. Raises `OutputExistsError` or `ConfigError` when made, so that no run is for nothing.
+    """
+
+    def __init__(self, name: str, *, overwrite: bool) -> None:
+        self.path = None if name == "-" else Path(name)
+        if self.path is None:
+            return
+        if self.path.is_dir():
+            raise ConfigError(f"--report {name}: is a folder")
+        if self.path.exists() and not overwrite and not _is_report(self.path):
+            raise OutputExistsError(f"--report {name}: exists and is no report; --overwrite replaces it")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--report {name}: {error.strerror}") from None
+
+    def write(self, report: Mapping[str, Any]) -> None:
+        """Write it whole, then put it in its place. Raises OSError."""
+        text = json.dumps(report, indent=2, default=str) + "\n"
+        if self.path is None:
+            sys.stdout.write(text)
+            return
+        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        try:
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, self.path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _is_report(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(200)
+    return not head or b'"framepipe.run/' in head
+
+
+def closing_words(report: Mapping[str, Any], error: BaseException | None = None) -> Iterator[str]:
+    """What is worth saying at the end of a run, from a `RunReport` as a dict; ``error`` is said elsewhere."""
+    frames, device, staging = report["frames"], report["device"], report["staging"]
+    nothing = report["exit"] == "failed" and not frames.get("delivered")  # then the error is all there is to say
+    if frames and not nothing:
+        yield _headline(report, frames)
+        yield from _losses(frames)
+    if device and not nothing:
+        name = f", {device['name']}" if device.get("name") else ""
+        why = f" ({device['why']})" if device.get("why") else ""
+        yield f"device: {device.get('kind')}{name}{why}; staging: {staging.get('strategy')}"
+    if report["bottleneck"] and not nothing:
+        yield f"bottleneck: {_WORDS.get(report['bottleneck'], report['bottleneck'])}"
+    for source in report["sources"]:
+        if source.get("error") and source["error"] != redact(error):
+            yield f"source {source['name']}: {source['error']}"
+    said = [*report.get("warnings", ()), *(text for source in report["sources"] for text in source.get("warnings", ()))]
+    # A source's warnings may be among the run's, under its name.
+    for text in said:
+        if not any(other.endswith(f": {text}") for other in said):
+            yield f"warning: {text}"
+    yield from _written(report.get("sinks") or {})
+
+
+def _headline(report: Mapping[str, Any], frames: Mapping[str, Any]) -> str:
+    sources = report["sources"]
+    of = f"of {sources[0]['name']}" if len(sources) == 1 else f"of {len(sources)} sources"
+    fps = f" ({report['fps']:.1f} fps)" if report["fps"] else ""
+    return f"{report['exit']}: {frames['delivered']} frames {of} in {format_seconds(report['seconds'])}{fps}"
+
+
+def _losses(frames: Mapping[str, Any]) -> Iterator[str]:
+    parts = [
+        f"{sum(frames[kind].values())} {kind} ({_reasons(frames[kind])})"
+        for kind in ("skipped", "dropped", "filtered", "failed")
+        if frames.get(kind)
+    ]
+    if frames.get("packet_errors"):
+        parts.append(f"{frames['packet_errors']} damaged packet{'' if frames['packet_errors'] == 1 else 's'}")
+    if parts:
+        yield f"decoded {frames['decoded']}: {', '.join(parts)}"
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{why} {n}" for why, n in counts.items())
+
+
+def _written(sinks: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    paths = [Path(path) for state in sinks.values() for path in state.get("paths", ())]
+    for path in paths[:_FILES_SHOWN]:
+        size = f" ({format_bytes(path.stat().st_size)})" if path.is_file() else ""
+        yield f"wrote {path}{size}"
+    if len(paths) > _FILES_SHOWN:
+        yield f"… and {len(paths) - _FILES_SHOWN} more files"
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """A report for a run that ended before the pipeline could make one."""
+    from framepipe.report import RunReport
+
+    return RunReport(exit="failed", error=redact(error)).to_dict()

@@ -1,0 +1,280 @@
+"""The command line. Nothing else in framepipe prints or handles signals.
+
+Exit status: 0 complete, 1 failed while running, 2 wrong usage or configuration, 3 an input was damaged or incomplete,
+130 and 143 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from framepipe import __version__
+from framepipe.errors import ConfigError, FramepipeError
+from framepipe.redact import redact
+
+# typer.BadParameter, UsageError, ClickException: typer does not export the bases, and where they live has changed.
+_CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="framepipe",
+    help="Streaming video into GPU memory.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # it would take [discard] in a help text for markup
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback for an error.", callback=lambda on: _debug(on))]
+PipelineName = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="A YAML file, or the name of a shipped pipeline.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Change a value, e.g. stages.motion.threshold=9, sinks=[discard]."
+    ),
+]
+Sources = Annotated[
+    list[str] | None,
+    typer.Option("--source", metavar="URL", help="Read this instead of the pipeline's sources. May be repeated."),
+]
+DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or simulated.")]
+Strategy = Annotated[str | None, typer.Option("--staging", metavar="STRATEGY", help="See 'framepipe list staging'.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Decode threads in all.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let the pipeline name module:Class and import it.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
+
+_state = {"debug": False}
+
+
+def _debug(on: bool) -> bool:
+    _state["debug"] = _state["debug"] or on
+    return on
+
+
+def say(text: str) -> None:
+    """A line of diagnostics, on stderr, without credentials."""
+    print(redact(text), file=sys.stderr, flush=True)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"framepipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _framepipe(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
+
+
+@app.command()
+def run(
+    pipeline: PipelineName,
+    source: Sources = None,
+    sets: Sets = None,
+    device: DeviceName = None,
+    staging: Strategy = None,
+    threads: Threads = None,
+    report: Annotated[
+        str | None,
+        typer.Option("--report", metavar="FILE.json", help="Write the run's report; - is standard output."),
+    ] = None,
+    overwrite: Overwrite = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    allow_code: AllowCode = False,
+    debug: Debug = False,
+) -> None:
+    """Run a pipeline.
+
+    Ctrl-C ends it in good order, with readable files; a second Ctrl-C at once. A report of an earlier run is
+    replaced; any other existing file only with --overwrite.
+    """
+    from framepipe import _cli_progress, _cli_run
+
+    config = _load(
+        pipeline, source, sets, allow_code, device=device, staging=staging, threads=threads, overwrite=overwrite
+    )
+    report_file = _cli_run.ReportFile(report, overwrite=overwrite) if report is not None else None
+    made = _pipeline(config)
+    to_stdout = any(str(getattr(sink, "path", "")) == "-" for sink in config.sinks)
+    error, code = _cli_run.execute(made, _cli_progress.choose(quiet=quiet, results_on_stdout=to_stdout))
+    document = (
+        made.report.to_dict() if made.report is not None else _cli_run.failure(error or RuntimeError("no report"))
+    )
+    document["pipeline"] = redact(config.path)
+    if not quiet and made.report is not None:
+        for line in _cli_run.closing_words(document, error):
+            say(line)
+    if error is not None:
+        _show_error(error)
+    if report_file is not None:
+        _write_report(report_file, document)
+    raise typer.Exit(code)
+
+
+def _pipeline(config: Any) -> Any:
+    from framepipe.pipeline import Pipeline
+
+    return Pipeline(**config.kwargs())
+
+
+def _write_report(file: Any, document: dict[str, Any]) -> None:
+    try:
+        file.write(document)
+    except OSError as error:
+        held = " (is it open in another program?)" if isinstance(error, PermissionError) else ""
+        raise FramepipeError(f"--report {file.path}: cannot be written: {error.strerror}{held}") from error
+
+
+def _load(pipeline: str, sources: list[str] | None, sets: list[str] | None, allow_code: bool, **options: Any) -> Any:
+    from framepipe import shipped
+    from framepipe.config import load
+
+    if allow_code:
+        sys.path.insert(0, os.getcwd())  # where module:Class is looked for first, as with python -m
+    return load(shipped.find(pipeline), sources=sources or (), sets=sets or (), allow_code=allow_code, **options)
+
+
+@app.command()
+def check(
+    pipeline: PipelineName,
+    source: Sources = None,
+    sets: Sets = None,
+    device: DeviceName = None,
+    staging: Strategy = None,
+    threads: Threads = None,
+    allow_code: AllowCode = False,
+    debug: Debug = False,
+) -> None:
+    """Check a pipeline's configuration: every mistake with file and line. Opens nothing."""
+    config = _load(pipeline, source, sets, allow_code, device=device, staging=staging, threads=threads)
+    counts = ", ".join(
+        f"{len(part)} {word}{'' if len(part) == 1 else 's'}"
+        for word, part in (("source", config.sources), ("stage", config.stages), ("sink", config.sinks))
+    )
+    print(redact(f"{config.path}: ok ({counts})"))
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to; made if it is not there.")] = Path(),
+    overwrite: Overwrite = False,
+    debug: Debug = False,
+) -> None:
+    """Write the example pipelines and samples into a folder."""
+    from framepipe import shipped
+
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file, not a folder")
+    written = shipped.write(folder, overwrite=overwrite)
+    for path in written:
+        print(path)
+    names = shipped.pipelines()
+    name = "motion" if "motion" in names else next(iter(names), None)
+    if name is None:
+        raise FramepipeError("this installation has no example pipelines")
+    say(f"{len(written)} files written; now: framepipe run {folder / 'pipelines' / f'{name}.yaml'}")
+
+
+@app.command(name="list")
+def list_(
+    kind: Annotated[
+        str | None, typer.Argument(metavar="[KIND]", help="stages, sources, sinks, staging, devices.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """List what pipelines can name."""
+    from framepipe import _cli_list
+
+    for line in _cli_list.lines(kind):
+        print(line)
+
+
+@app.command()
+def schema(debug: Debug = False) -> None:
+    """Print the JSON Schema of pipeline files, for editors."""
+    import json
+
+    from framepipe.config import schema as make
+
+    print(json.dumps(make(), indent=2))
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Say what this machine is, what to expect of it, and what to change."""
+    from framepipe import _cli_doctor
+    from framepipe.doctor import examine
+
+    found = examine()
+    if as_json:
+        import json
+
+        print(json.dumps(found, indent=2))
+        return
+    for line in _cli_doctor.lines(found):
+        print(redact(line))
+
+
+def _show_error(error: BaseException) -> None:
+    """One line, unless there are several mistakes or a traceback is wanted."""
+    if _state["debug"]:
+        import traceback
+
+        say("".join(traceback.format_exception(error)).rstrip())
+    if isinstance(error, FramepipeError):
+        say(f"framepipe: error: {error}")
+    else:
+        text = " ".join(str(error).split())
+        what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        more = "" if _state["debug"] else "; run it again with --debug for the traceback"
+        say(f"framepipe: error: {what}. This is a bug, in framepipe or in a component of yours{more}")
+    for note in getattr(error, "__notes__", ()):
+        say(f"framepipe: note: {note}")
+
+
+def main(argv: Iterable[str] | None = None) -> int:
+    """Run the command line and return its exit status; ``argv`` is `sys.argv` without the program by default."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a console of another code page, names of odd files
+    _state["debug"] = False
+    try:
+        # Patterns are expanded by the sources, on every system alike.
+        code = app(args=None if argv is None else list(argv), standalone_mode=False, windows_expand_args=False)
+        sys.stdout.flush()
+    except _CLICK_ERROR as error:
+        say(f"framepipe: error: {error.format_message()}")
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        say("framepipe: interrupted")
+        return 130
+    except BrokenPipeError:
+        _silence_stdout()  # the reader of a list, such as head, has seen enough
+        return 1
+    except Exception as error:
+        _show_error(error)
+        return int(getattr(error, "exit_code", 1))
+    return code if isinstance(code, int) else 0
+
+
+def _silence_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

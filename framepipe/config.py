@@ -1,0 +1,239 @@
+"""YAML to a checked, frozen `PipelineConfig`.
+
+Reading opens nothing but the YAML file itself and collects every mistake before it raises. Relative inputs
+belong to the folder of the YAML file, outputs and whatever the command line says to the working folder.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from framepipe import _yaml, registry
+from framepipe._entries import Builder, Entry
+from framepipe._parameters import Parameter, nearest, read
+from framepipe._tree import Tree
+from framepipe.errors import ConfigError
+from framepipe.redact import redact
+from framepipe.sink import Sink
+from framepipe.source import Source
+from framepipe.stage import Stage
+from framepipe.stager import StagingOptions
+
+VERSION = 1
+STAGING: _yaml.Key = ("staging",)
+KEYS = ("version", "device", "staging", "threads", "decode", "source_defaults", "sources", "stages", "sinks")
+DEVICES = ("auto", "cpu", "cuda", "simulated")
+Decode = Literal["auto", "frame", "segments", "linear"]
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|simulated")
+
+
+@dataclass(frozen=True, repr=False)
+class PipelineConfig:
+    """A pipeline as data: what its YAML says, checked, with defaults filled in.
+
+    ``threads`` is the budget of decode threads of the whole pipeline, or None for as many as there are CPUs.
+    ``path`` is the file it came from. ``overwrite`` comes from the command line alone.
+    """
+
+    sources: tuple[Source, ...]
+    stages: tuple[Stage, ...] = ()
+    sinks: tuple[Sink, ...] = ()
+    device: str = "auto"
+    staging: StagingOptions = field(default_factory=StagingOptions)
+    threads: int | None = None
+    decode: Decode = "auto"
+    source_defaults: Mapping[str, Any] = field(default_factory=dict)
+    overwrite: bool = False
+    version: int = VERSION
+    path: Path | None = None
+
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments of `framepipe.pipeline.Pipeline`, with components of their own each time."""
+        return {
+            "sources": copy.deepcopy(list(self.sources)),
+            "stages": copy.deepcopy(list(self.stages)),
+            "sinks": copy.deepcopy(list(self.sinks)),
+            "device": self.device,
+            "staging": self.staging,
+            "threads": self.threads,
+            "decode": self.decode,
+            "overwrite": self.overwrite,
+        }
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name}={value!r}" for name, value in self.kwargs().items())
+        return redact(f"PipelineConfig({parts})")
+
+
+def load(path: str | os.PathLike[str], **options: Any) -> PipelineConfig:
+    """Read and check a pipeline file; ``options`` are those of `loads`.
+
+    Raises `ConfigError` with every mistake in ``problems``, each as ``file:line: stages[1].width: what``.
+    """
+    label = os.fspath(path)
+    try:
+        data = Path(path).read_bytes()
+    except IsADirectoryError:
+        raise ConfigError(redact(f"{label}: is a folder, not a pipeline file")) from None
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise ConfigError(redact(f"{label}: {reason}")) from None
+    return loads(data, path=Path(path), **options)
+
+
+def loads(
+    text: str | bytes,
+    *,
+    path: Path | None = None,
+    sources: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    device: str | None = None,
+    staging: str | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    allow_code: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> PipelineConfig:
+    """Check a pipeline's YAML; ``path`` names it in messages, and relative inputs belong to its folder.
+
+    ``sources``, ``device``, ``staging`` (a strategy) and ``threads`` replace what the text says; ``sets`` are
+    ``path.to.key=value``, applied last and in order. ``allow_code`` lets ``module:Class`` stand where a
+    registered name does. ``env`` is what ``${VAR}`` reads, `os.environ` by default.
+
+    Raises `ConfigError` with every mistake in ``problems``.
+    """
+    label = str(path) if path else "<text>"
+    tree = _tree(text, label, path.parent if path else Path(), os.environ if env is None else env)
+    _lay_over(tree, {"source": list(sources) or None, "device": device, "staging": staging, "threads": threads})
+    for assignment in sets:
+        tree.set(assignment)
+    values = _check(tree, Builder(tree, allow_code))
+    if tree.problems:
+        raise _error(tree, label)
+    return PipelineConfig(**values, overwrite=overwrite, path=path)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a pipeline file, with every component that is installed, for editors."""
+    from framepipe._schema import schema as make
+
+    return make()
+
+
+def _tree(text: str | bytes, label: str, folder: Path, env: Mapping[str, str]) -> Tree:
+    decoded = _yaml.decode(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"), label)
+    if isinstance(decoded, _yaml.Problem):
+        raise ConfigError(redact(decoded))
+    document = _yaml.parse(decoded, label, env)
+    if document.value is None and not document.problems:
+        raise ConfigError(redact(f"{label}: empty; a pipeline begins with 'version: {VERSION}' and has 'sources'"))
+    tree = Tree(document, folder, env)
+    if document.value is None:
+        raise _error(tree, label)  # a syntax error: nothing more can be told
+    return tree
+
+
+def _lay_over(tree: Tree, options: Mapping[str, Any]) -> None:
+    keys: dict[str, _yaml.Key] = {"source": ("sources",), "staging": ("staging",)}
+    if tree.is_mapping("staging"):
+        keys["staging"] = ("staging", "strategy")
+    for name, value in options.items():
+        if value is not None:
+            tree.assign(keys.get(name, (name,)), _yaml.Document(value, {(): _yaml.Place(f"--{name}")}))
+
+
+def _error(tree: Tree, label: str) -> ConfigError:
+    # By line, and what the command line said at the end.
+    ordered = sorted(tree.problems, key=lambda problem: (not problem.place.line, problem.place.line))
+    texts = [str(problem) for problem in ordered]
+    if len(texts) == 1:
+        return ConfigError(texts[0], texts)
+    return ConfigError("\n  ".join([f"{len(texts)} mistakes in {redact(label)}", *texts]), texts)
+
+
+def _check(tree: Tree, builder: Builder) -> dict[str, Any]:
+    data = tree.data
+    if not isinstance(data, dict):
+        tree.add((), f"expected a mapping that begins with 'version: {VERSION}'")
+        return {}
+    for name in data.keys() - set(KEYS):
+        hint = "; it is an option of the command line" if name == "overwrite" else nearest(name, KEYS)
+        tree.add((name,), f"unknown key{hint or '; there are ' + ', '.join(KEYS)}")
+    _check_version(tree, data)
+    if not data.get("sources"):
+        tree.add(("sources",), "missing: what to read, as a list of files, URLs or patterns")
+    defaults = data.get("source_defaults") or {}
+    if not isinstance(defaults, dict):
+        tree.add(("source_defaults",), "expected parameters of sources, each as 'name: value'")
+        defaults = {}
+    return {
+        "device": _device(tree, data),
+        "staging": _staging(tree, data, builder),
+        "threads": _threads(tree, data),
+        "decode": _plain(tree, data, "decode", Decode, "auto"),
+        "source_defaults": dict(defaults),
+        "sources": tuple(builder.sources(data.get("sources"), defaults)),
+        "stages": tuple(builder.components("stages", data.get("stages"))),
+        "sinks": tuple(builder.components("sinks", data.get("sinks"))),
+    }
+
+
+def _check_version(tree: Tree, data: Mapping[str, Any]) -> None:
+    version = data.get("version")
+    if "version" not in data:
+        tree.add(("version",), f"missing; write 'version: {VERSION}'")
+    elif version != VERSION or isinstance(version, bool):
+        tree.add(("version",), f"expected {VERSION}, the only version this framepipe knows, got {version!r}")
+
+
+def _device(tree: Tree, data: Mapping[str, Any]) -> str:
+    device = str(_plain(tree, data, "device", str, "auto"))
+    if not _DEVICE.fullmatch(device):
+        alias = {"gpu": "; did you mean 'cuda'?", "nvidia": "; did you mean 'cuda'?"}.get(device.lower())
+        hint = alias or nearest(device, DEVICES) or f"; there are {', '.join(DEVICES)} and cuda:N"
+        tree.add(("device",), f"unknown device {device!r}{hint}")
+    return device
+
+
+def _threads(tree: Tree, data: Mapping[str, Any]) -> int | None:
+    threads: int | None = _plain(tree, data, "threads", int | None, None)
+    if threads is not None and threads < 1:
+        tree.add(("threads",), f"expected at least 1 decode thread, got {threads}")
+    return threads
+
+
+def _plain(tree: Tree, data: Mapping[str, Any], name: str, annotation: Any, default: Any) -> Any:
+    """A top-level value of one of YAML's own types; ``default`` where it is missing or wrong."""
+    if name not in data:
+        return default
+    value, wrong = read(Parameter.of(name, annotation), data[name], lambda inner: tree.raw((name, *inner)))
+    if wrong:
+        tree.add((name,), wrong)
+        return default
+    return value
+
+
+def _staging(tree: Tree, data: Mapping[str, Any], builder: Builder) -> StagingOptions:
+    said = data.get("staging", "auto")
+    if isinstance(said, str):
+        values, at = {"strategy": said}, {"strategy": STAGING}
+    elif isinstance(said, dict):
+        values, at = said, {name: (*STAGING, name) for name in said}
+    else:
+        tree.add(STAGING, "expected a strategy, or {strategy: …, slots: …, depth: …, batch: …}")
+        return StagingOptions()
+    options: StagingOptions | None = builder.build(Entry("staging", "staging", STAGING, values, at), StagingOptions)
+    if options is None:
+        return StagingOptions()
+    known = ["auto", *registry.names("staging")]
+    if options.strategy not in known:
+        hint = nearest(options.strategy, known) or f"; there are {', '.join(known)}"
+        tree.add(at["strategy"], f"unknown strategy {options.strategy!r}{hint}", (*STAGING, "strategy"))
+    return options
