@@ -1,6 +1,87 @@
-"""framepipe: streaming video into GPU memory.
+"""framepipe: streaming video pipelines in bounded memory, decoded with PyAV.
 
-``import framepipe`` loads nothing heavy: names are looked up on first use.
+``import framepipe`` loads nothing heavy: names are looked up on first use. What follows is the design.
+
+The way of a frame
+------------------
+::
+
+    decode pool     as many threads as the budget says. One demuxer a source cuts packets into segments at key frames
+         |          where the container allows it; a worker takes the next segment, decodes it (without the GIL) and
+         |          holds its frames, bounded in bytes, until it is the segment's turn. Sources keep their order.
+    filler thread   takes frames of the source that holds least, forms a batch, waits for the slot's fence outside any
+         |          lock and fills the slot of the ring.
+    runner thread   enqueues only: the upload on the copy stream, then the stages on the compute stream, then the
+         |          copy back of small results. Up to `depth` batches are in flight. Gives the slot back with its
+         |          fence.
+    sink thread     waits for the oldest batch, lets stages collect, reads back what sinks want, writes to the sinks
+         |          and puts frames into a bounded queue.
+    caller          run(), for and async for wait in short slices, so that Ctrl-C works on every system.
+
+The unit of flow is a `Batch`: pictures of one `FrameSpec` in one slot, from one or several sources. A sink or a user
+sees one `Frame` a picture. Planes travel as they were decoded (4:2:0 is 1.5 bytes a pixel against 3 for RGB) and are
+converted on the device. Where host and device are one (``cpu``) the default staging is ``direct``: the decoder's own
+frames travel, read-only, since a copy would buy nothing. A frame that does not fit its slot commits the partial batch
+and plans anew; what a stage remembers is a source's own and is dropped when the source changes its spec.
+
+What is always true
+-------------------
+1. With ``pooled`` staging the ring is one block of the exact size, allocated once; after the first frame no more is
+   page-locked, unless the input itself grows (``memory.replans`` counts that).
+2. A host slot is refilled only after its fence. On the device an upload is waited for by the stages that read it (the
+   edge forward), and waits for the stages that read what it overwrites (the edge back).
+3. What leaves the pipeline is memory of its own, complete when it is seen, and nobody overwrites it while it is held.
+   Who holds much makes the pipeline allocate more; nothing ever waits for it.
+4. The books balance, in frames: decoded = skipped + dropped + filtered + failed + delivered. A file drops nothing
+   unless the run is stopped. Damaged packets are counted apart: they never became frames.
+5. Every resource has one owner, which closes it, in reverse order of opening, once the streams are idle. Closing twice
+   is harmless and use after it raises. Threads end by being told; each has a name and is joined.
+6. The same pipeline gives the same results on every device with ``accuracy: exact``. ``simulated`` defers every
+   launch until somebody waits, poisons what is freed, and raises `HazardError` where no event orders two accesses.
+7. A configuration is checked whole before anything is opened or written. Files appear under their name when they are
+   whole; lines of JSON appear line by line.
+8. The threads hold the engine and never the `Pipeline`, so that a forgotten pipeline is collected and its threads end.
+
+The contracts
+-------------
+A stage, source, sink or staging strategy is one dataclass in one file: its fields are its YAML parameters, and
+``@register("name")`` makes it known. Other packages announce theirs by entry points (`framepipe.registry`).
+
+=========  ===========================================================================================================
+`Stage`    ``plan`` maps array specs before the first frame, ``launch`` only enqueues, ``collect`` turns small results
+           into ``meta`` on the host. ``reads`` and ``writes`` decide what memory is made and how long it is kept.
+`Source`   ``open`` gives a `framepipe.source.Stream` of decoded frames; files go through packets and segments instead.
+`Sink`     ``open``, ``write`` a frame at a time, ``end`` of a source, ``close``: whole output after an error, too.
+`Stager`   ``fill`` a slot on a filler thread, ``upload`` it on the runner, saying when the host side is free again.
+`Device`   memory, streams, events, copies; all order is explicit. ``xp`` is its array module, ``kernels`` its pixels.
+=========  ===========================================================================================================
+
+`framepipe.testing` has a ``check_*`` for each of them, the one that the built-in ones pass.
+
+The house
+---------
+Imports go down only. Modules of one row that ``|`` separates know nothing of each other. What begins with ``_`` belongs
+to its neighbours. A test reads this table.
+
+=========  ===========================================================================================================
+commands   cli __main__ _cli_*
+tools      config _entries _parameters _schema _tree _yaml | doctor | shipped | testing
+pipeline   pipeline parts summary
+machinery  engine running delivering filling decode decoding chain | sources/ | stages/ | sinks/ | staging/
+inputs     container feed
+contracts  source stage sink stager
+below      device/ | kernels/ | ring | telemetry/
+values     frame pixfmt | memory | report
+ground     errors registry | redact | units
+=========  ===========================================================================================================
+
+``cli`` alone prints and handles signals. ``config`` turns YAML into components, ``parts`` does so with names and paths.
+``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding``), ``filling``, ``running`` and
+``delivering``; ``chain`` plans the stages. ``container`` opens inputs and cuts packets, ``feed`` keeps the books of a
+source, ``ring`` hands slots round, ``memory`` counts every byte.
+
+Arrays are (height, width, ...), configuration has width before height. Boxes are ``x1, y1, x2, y2`` in pixels of the
+upright source picture, whatever resize came between. Names carry units: ``_s``, ``_ms``, ``nbytes``.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from framepipe.decoding import MISSES, Decoding
 from framepipe.errors import FramepipeError
 from framepipe.feed import Feed, Unit
 
+_ANNOUNCE_S = 0.001
+
 
 class DecodePool(Decoding):
     """Decodes ``feeds`` with ``threads`` workers; the filler takes frames with `take`.
@@ -59,6 +61,7 @@ class DecodePool(Decoding):
         self._workers_waiting = 0
         self._takers_waiting = 0
         self._turn = 0
+        self._announced_s = 0.0
         self._active = list(feeds)
         self.finished: deque[Feed] = deque()
         """Feeds of which everything was taken, for the sink thread to pick up."""
@@ -282,8 +285,7 @@ class DecodePool(Decoding):
             return False  # its last unit will go on linearly
         if feed.units and feed.units[-1].at_tail:
             return True  # it waits for the first picture of the segment behind it
-        width = max(1, self.threads // max(1, len(self._active)))
-        return len(feed.units) < width and self._has_room_ahead(feed)
+        return len(feed.units) < self._width(feed) and self._has_room_ahead(feed)
 
     def _runnable(self, feed: Feed, unit: Unit, position: int) -> bool:
         if unit.cancelled:
@@ -330,9 +332,20 @@ class DecodePool(Decoding):
                 unit.done = True
 
     def _announce(self, feed: Feed, unit: Unit) -> None:
-        if self._takers_waiting and feed.units[0] is unit:
+        if not self._takers_waiting or feed.units[0] is not unit:
+            return
+        # Waking a thread costs as much as decoding a small picture: those are announced some at a time, the last of
+        # them when the worker puts the unit down.
+        now = time.monotonic()
+        if now - self._announced_s >= _ANNOUNCE_S:
+            self._announced_s = now
             with self._lock:
                 self._frames.notify()
+
+    def _width(self, feed: Feed) -> int:
+        share = max(1, self.threads // max(1, len(self._active)))
+        own = getattr(feed.source, "threads", None)
+        return share if own is None else min(own, share)
 
     def _others(self, feed: Feed) -> int:
         return len(self._active) - 1

@@ -21,6 +21,7 @@ from framepipe.container import ContainerStream, Cutter, Segment
 from framepipe.errors import FramepipeError, SourceError
 from framepipe.feed import Feed, Unit
 from framepipe.frame import FrameSpec
+from framepipe.source import Stream
 
 STEP = 16
 """Packets a worker decodes before it looks whether another source needs it more."""
@@ -54,6 +55,10 @@ class Decoding(ABC):
         """A picture was put out."""
 
     @abstractmethod
+    def _width(self, feed: Feed) -> int:
+        """How many threads may work on the source at once."""
+
+    @abstractmethod
     def _others(self, feed: Feed) -> int:
         """How many other sources are being decoded."""
 
@@ -73,7 +78,7 @@ class Decoding(ABC):
         feed.expected = stream.expected
         feed.input_ended = False
         if feed.top_pts is not None:
-            feed.offset = feed.top_pts + 1
+            feed.offset = feed.top_pts + _one_frame(stream)
         if not isinstance(stream, ContainerStream):
             feed.mode = "frames"
             self._add(feed, Unit(stream, None, stream.frames(), offset=feed.offset))
@@ -91,7 +96,7 @@ class Decoding(ABC):
         others = self._others(feed)
         packets = stream.packets()
         segment = None
-        if wanted == "segments" or (wanted == "auto" and others + 1 < self.threads and not feed.alone):
+        if wanted == "segments" or (wanted == "auto" and self._width(feed) > 1 and not feed.alone):
             context = stream.stream.codec_context
             nbytes = context.width * context.height * 3 // 2 or 1
             limit = None if wanted == "segments" else max(32, 2 * self.ahead_nbytes // nbytes)
@@ -103,7 +108,7 @@ class Decoding(ABC):
                 self._add(feed, Unit(stream, self._decoder(feed, stream), iter(segment.packets), segment, feed.offset))
                 return
             packets = itertools.chain(segment.packets if segment is not None else (), packets)
-        threads = self.threads if wanted == "frame" or (wanted == "auto" and not others) else 1
+        threads = self._width(feed) if wanted == "frame" or (wanted == "auto" and not others) else 1
         feed.mode = "frame" if threads > 1 else "linear"
         self._add(feed, Unit(stream, stream.decoder(threads), packets, offset=feed.offset))
 
@@ -254,6 +259,13 @@ class Decoding(ABC):
         unit.at_tail = False
         segment.last, segment.tail = True, []
         feed.cutter, feed.mode = None, "linear"
+
+
+def _one_frame(stream: Stream) -> int:
+    """How long a picture lasts in the stream's ticks, by its rate: the next round of a loop begins so much later."""
+    if stream.rate is None or stream.time_base is None:
+        return 1
+    return max(1, round(1 / (stream.rate * stream.time_base)))
 
 
 def _convert(unit: Unit, frame: Any) -> Any:

@@ -175,17 +175,18 @@ def frame_planes(frame: av.VideoFrame, spec: FrameSpec) -> tuple[np.ndarray, ...
 
     They keep the frame's memory alive. FFmpeg's padding at the end of rows is outside the views.
     """
-    out = []
-    itemsize, dtype = spec.format.itemsize, spec.format.dtype
-    for plane, layout in zip(frame.planes, spec.planes, strict=False):
-        line, samples = plane.line_size, layout.row_samples
-        rows = np.frombuffer(memoryview(plane), np.uint8, line * layout.height).reshape(layout.height, line)
-        view = rows[:, : samples * itemsize].view(dtype)
-        if layout.channels > 1:
-            view = view.reshape(layout.height, layout.width, layout.channels)
-        view.flags.writeable = False  # the decoder still predicts later pictures from this memory
-        out.append(view)
-    return tuple(out)
+    return tuple(plane_view(plane, layout, spec) for plane, layout in zip(frame.planes, spec.planes, strict=False))
+
+
+def plane_view(plane: Any, layout: PlaneLayout, spec: FrameSpec) -> np.ndarray:
+    """One of `frame_planes`."""
+    line = plane.line_size
+    rows = np.frombuffer(memoryview(plane), np.uint8, line * layout.height).reshape(layout.height, line)
+    view = rows[:, : layout.row_samples * spec.format.itemsize].view(spec.format.dtype)
+    if layout.channels > 1:
+        view = view.reshape(layout.height, layout.width, layout.channels)
+    view.flags.writeable = False  # the decoder still predicts later pictures from this memory
+    return view
 
 
 class Planes:

@@ -21,11 +21,12 @@ from framepipe.decode import DecodePool
 from framepipe.delivering import Delivery
 from framepipe.device import select
 from framepipe.engine import Engine
-from framepipe.errors import ClosedError, ConfigError, FramepipeError, OutputExistsError
+from framepipe.errors import ClosedError, ConfigError, FramepipeError
 from framepipe.feed import Feed
 from framepipe.frame import Frame
 from framepipe.report import RunReport, Statistics
 from framepipe.sink import Sink, SinkContext, SourceInfo
+from framepipe.sinks._output import check_outputs
 from framepipe.source import Source
 from framepipe.stage import Stage
 from framepipe.stager import StagingOptions
@@ -297,13 +298,8 @@ class Pipeline:
 
     def _check_outputs(self) -> None:
         names = [feed.name for feed in self._feeds]
-        inputs = [info.path for info in self._infos.values() if info.path is not None]
-        for sink in self._sinks:
-            for path in sink.paths(names):
-                if any(path.exists() and same.exists() and path.samefile(same) for same in inputs):
-                    raise ConfigError(f"{path}: is an input of this pipeline; write to another file")
-                if path.exists() and not self._overwrite:
-                    raise OutputExistsError(f"{path}: exists already; --overwrite (overwrite=True) replaces it")
+        paths = [path for sink in self._sinks for path in sink.paths(names)]
+        check_outputs(paths, self._overwrite, [info.path for info in self._infos.values()])
 
     # -- ending -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from framepipe.errors import ConfigError
-from framepipe.frame import FrameSpec, Planes
+from framepipe.frame import FrameSpec, Planes, plane_view
 from framepipe.registry import Component
 
 if TYPE_CHECKING:
@@ -95,9 +95,22 @@ class Stager(Component):
         """Give all memory back; every stream is idle."""
 
 
-def copy_planes(frame: av.VideoFrame, views: Sequence[Any], i: int, spec: FrameSpec) -> None:
-    """Copy a decoded frame's planes into picture ``i`` of slot views (numpy releases the GIL for large rows)."""
-    from framepipe.frame import frame_planes
+_SMALL = 1 << 18
 
-    for view, plane in zip(views, frame_planes(frame, spec), strict=True):
-        np.copyto(view[i], plane)
+
+def copy_planes(frame: av.VideoFrame, memory: np.ndarray, views: Sequence[Any], i: int, spec: FrameSpec) -> None:
+    """Copy a decoded frame's planes into picture ``i`` of a slot.
+
+    ``memory`` is the slot's (batch, ≥ nbytes) uint8 array and ``views`` its `FrameSpec.views`. Where FFmpeg's rows are
+    as long as the slot's (the rule) a plane is one stretch of bytes, padding included. Small ones are copied with the
+    interpreter lock held: letting go of it and getting it back takes longer than the copy.
+    """
+    row = memory[i]
+    for number, (plane, layout) in enumerate(zip(frame.planes, spec.planes, strict=False)):
+        nbytes = layout.pitch * layout.height
+        if plane.line_size != layout.pitch or plane.buffer_size < nbytes:
+            np.copyto(views[number][i], plane_view(plane, layout, spec))
+        elif nbytes <= _SMALL:
+            row.data[layout.offset : layout.offset + nbytes] = memoryview(plane)[:nbytes]
+        else:
+            np.copyto(row[layout.offset : layout.offset + nbytes], np.frombuffer(memoryview(plane), np.uint8, nbytes))

@@ -242,8 +242,8 @@ def check_stager(name: str, make: Callable[[], Device], *, pix_fmt: str = "yuv42
     stager.open(device, 3, batch, 2)
     ring = Ring(3, device.stamp, device.observe)
     copy_stream, compute = device.stream("copy"), device.stream("compute")
-    for slot in ring.slots:
-        slot.copied = device.event("copied")
+    for each in ring.slots:
+        each.copied = device.event("copied")
     consumed = [device.event("consumed") for _ in range(2)]
     frames = pattern_frames(8 * batch, 50, 34, pix_fmt)
     spec = FrameSpec.of(frames[0])

@@ -60,12 +60,14 @@ class File(Source):
 
     A folder or glob of videos is a source each, in the order of their names; of stills, one sequence shown at
     ``rate`` pictures a second (25 by default). An existing file wins over a pattern. ``stream`` chooses a video
-    stream by its index. ``decode`` and ``threads`` override the pipeline's. ``matrix`` and ``color_range`` override
+    stream by its index. ``decode`` overrides the pipeline's, ``threads`` bounds how many of the pipeline's decode
+    threads work on this source at once. ``matrix`` and ``color_range`` override
     what the file says of its colour. ``timeout_s`` bounds every read from a network.
     """
 
     uri: str
     stream: int | None = None
+    threads: int | None = None
     decode: Literal["auto", "frame", "segments", "linear"] | None = None
     matrix: Literal["bt601", "bt709", "bt2020"] | None = None
     color_range: Literal["limited", "full"] | None = None

@@ -41,7 +41,7 @@ class CopyingStager(Stager):
         self.device.host_access(slot.memory, write=True)
         views = self.views(slot, spec)
         for i, frame in enumerate(frames):
-            copy_planes(frame, views, i, spec)
+            copy_planes(frame, slot.memory, views, i, spec)
 
     def plan_device(self, spec: FrameSpec) -> None:
         """Make the halves large enough; nothing is in flight."""
