@@ -60,8 +60,7 @@ A stage, source, sink or staging strategy is one dataclass in one file: its fiel
 
 The house
 ---------
-Imports go down only. Modules of one row that ``|`` separates know nothing of each other. What begins with ``_`` belongs
-to its neighbours. A test reads this table.
+Imports go down only. Modules of one row that ``|`` separates know nothing of each other. A test reads this table.
 
 =========  ===========================================================================================================
 commands   cli __main__ _cli_*

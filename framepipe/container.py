@@ -44,7 +44,7 @@ class PatientFile:
         if sys.platform == "win32":
             return self._read_in_thread(size)
         while not self._stopping():
-            if select.select([self._fd], [], [], _SLICE_S)[0]:
+            if _readable(self._fd):
                 return os.read(self._fd, size)
         return b""
 
@@ -66,6 +66,15 @@ class PatientFile:
             os.close(self._fd)
 
 
+def _readable(fd: int) -> bool:
+    """Whether a read returns at once, or does within a short while."""
+    if hasattr(select, "poll"):  # `select` takes no descriptor above 1023
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(_SLICE_S * 1000))
+    return bool(select.select([fd], [], [], _SLICE_S)[0])
+
+
 def may_stall(uri: str) -> bool:
     """Whether a read of ``uri`` may wait for ever: standard input, a FIFO or device, or something on a network."""
     if uri == "-":
@@ -74,7 +83,7 @@ def may_stall(uri: str) -> bool:
         return not uri.startswith("file:")
     try:
         return not stat.S_ISREG(os.stat(uri).st_mode) and not os.path.isdir(uri)
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
@@ -124,8 +133,9 @@ class ContainerStream(Stream):
         self._files: list[PatientFile] = []
         self._others: list[Any] = []
         self.may_stall = may_stall(uri)
-        self.container = self._open()
+        self.container: Any = None
         try:
+            self.container = self._open()
             self.stream = self._choose(stream)
         except BaseException:
             self.close()
@@ -166,7 +176,11 @@ class ContainerStream(Stream):
 
     def _patient(self) -> PatientFile:
         if self._target == "-":
-            file = PatientFile(sys.stdin.fileno(), "<stdin>", self._stopping, owns_fd=False)
+            try:
+                fd = sys.stdin.fileno()
+            except (AttributeError, OSError, ValueError):
+                raise SourceError("-: there is no standard input to read; name a file") from None
+            file = PatientFile(fd, "<stdin>", self._stopping, owns_fd=False)
         else:
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # opening a FIFO must not wait for its writer
             fd = os.open(self._target, flags)
@@ -250,6 +264,7 @@ class ContainerStream(Stream):
             except (av.error.FFmpegError, OSError):
                 break
             first = next((p for p in self.packets() if p.is_keyframe), None)
+            self.demux_error = None  # damage met here is met again, if it matters
             if first is not None and first.pts is not None and first.pts <= target:
                 self.container.seek(int((time_s - back) / self.time_base), stream=self.stream, backward=True)
                 return True
@@ -270,7 +285,8 @@ class ContainerStream(Stream):
     def close(self) -> None:
         self.stream = None
         for container in (*self._others, self.container):
-            container.close()
+            if container is not None:
+                container.close()
         self._others.clear()
         for file in self._files:
             file.close()

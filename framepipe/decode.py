@@ -17,6 +17,7 @@ from typing import Any
 from framepipe.decoding import MISSES, Decoding
 from framepipe.errors import FramepipeError
 from framepipe.feed import Feed, Unit
+from framepipe.source import Stream
 
 _ANNOUNCE_S = 0.001
 
@@ -27,7 +28,7 @@ class DecodePool(Decoding):
     ``ahead_nbytes`` bounds what units behind the heads hold, ``queue_nbytes`` what a head does. ``decode`` is
     ``auto``, ``segments``, ``frame`` or ``linear``. At most ``threads`` sources of one ``group`` above 0 (a
     folder) are open at a time. Sources that may stall have a thread each beside the budget: they mostly wait.
-    ``crash``, if set, is called with what no source is to blame for.
+    ``crash``, if set, is called with what no source is to blame for; ``tell`` when ``finished`` has got another one.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class DecodePool(Decoding):
         self.stopping = False
         self.waited_s = 0.0
         self.crash: Callable[[BaseException], None] | None = None
+        self.tell: Callable[[], None] = lambda: None
         self._name = name
         # Guards units, busy, claimed, ended, _active and the two conditions; re-entrant because a signal handler
         # may call `stop` while the same thread is in it.
@@ -118,8 +120,7 @@ class DecodePool(Decoding):
         feed.spare.clear()
         for stream in (*feed.retired, feed.stream):
             if stream is not None:
-                feed.packets_read += getattr(stream, "packets_read", 0)
-                stream.close()
+                _put_away(feed, stream)
         feed.retired.clear()
         feed.stream = None
 
@@ -169,6 +170,7 @@ class DecodePool(Decoding):
     def finish(self, feed: Feed) -> None:
         """Nothing more of this source is wanted (its ``end`` was passed)."""
         with self._lock:
+            feed.over = True
             feed.loops_left = 0
             for unit in feed.units:
                 unit.cancelled = unit.done = True
@@ -201,21 +203,23 @@ class DecodePool(Decoding):
                 feed.units.popleft()
                 changed = True
             while feed.retired and all(unit.stream is not feed.retired[0] for unit in feed.units):
-                old = feed.retired.pop(0)
-                feed.packets_read += getattr(old, "packets_read", 0)
-                old.close()
+                _put_away(feed, feed.retired.pop(0))
             self._settle(feed)
             if feed.ended and not feed.units and not feed.claimed:
                 self._active = [other for other in self._active if other is not feed]
                 self._close(feed)
                 self.finished.append(feed)
+                self.tell()
                 changed = True
         if changed:
             self._work.notify_all()
 
     def _settle(self, feed: Feed) -> None:
-        """Lock held: note whether nothing more can come."""
-        if feed.input_ended and not feed.loops_left and all(unit.done for unit in feed.units):
+        """Lock held: note whether nothing more can come.
+
+        Once the pool stops an end tells nothing: sources end because of it.
+        """
+        if feed.input_ended and not feed.loops_left and not self.stopping and all(unit.done for unit in feed.units):
             feed.ended = True
 
     # -- workers ------------------------------------------------------------------------------------------------
@@ -229,11 +233,15 @@ class DecodePool(Decoding):
                         return
                     crowded = any(feed.units and len(feed.units[0].out) >= feed.limit for feed in feeds)
                     self._workers_waiting += 1
-                    began = time.perf_counter()
-                    self._work.wait()
-                    if crowded:
-                        self.waited_s += time.perf_counter() - began
+                    # A taker removes a frame without the lock and then looks at the counter: look once more.
+                    if (job := self._claim(feeds)) is None:
+                        began = time.perf_counter()
+                        self._work.wait()
+                        if crowded:
+                            self.waited_s += time.perf_counter() - began
                     self._workers_waiting -= 1
+                    if job is not None:
+                        break
                 if self.stopping:
                     return
             feed, unit = job
@@ -297,7 +305,8 @@ class DecodePool(Decoding):
         if position + 1 >= len(feed.units):
             return bool(feed.misses >= MISSES and unit.verified and not feed.claimed)
         following = feed.units[position + 1]
-        return following.verified is not None
+        # One to be taken over must have been put down: nobody may be at work on what is no longer in ``units``.
+        return following.verified is not None and (following.verified or not following.busy)
 
     def _room(self, feed: Feed, unit: Unit) -> bool:
         units = tuple(feed.units)  # a copy, made in one go: takers remove heads without the lock that adds units
@@ -325,7 +334,9 @@ class DecodePool(Decoding):
 
     def _give_up(self, feed: Feed, error: FramepipeError) -> None:
         with self._lock:
-            feed.error = feed.error or error
+            if not self.stopping:  # a stop looks like the end of the input, and that like damage
+                feed.error = feed.error or error
+            feed.over = True
             feed.loops_left = 0
             feed.input_ended = True
             for unit in feed.units:
@@ -337,7 +348,7 @@ class DecodePool(Decoding):
         # Waking a thread costs as much as decoding a small picture: those are announced some at a time, the last of
         # them when the worker puts the unit down.
         now = time.monotonic()
-        if now - self._announced_s >= _ANNOUNCE_S:
+        if feed.alone or now - self._announced_s >= _ANNOUNCE_S:  # what may stall may do so now
             self._announced_s = now
             with self._lock:
                 self._frames.notify()
@@ -349,3 +360,12 @@ class DecodePool(Decoding):
 
     def _others(self, feed: Feed) -> int:
         return len(self._active) - 1
+
+
+def _put_away(feed: Feed, stream: Stream) -> None:
+    """Close a stream that is read no more; one that cannot be closed costs nobody anything but a warning."""
+    feed.packets_read += getattr(stream, "packets_read", 0)
+    try:
+        stream.close()
+    except Exception as error:
+        feed.warnings.append(f"closing failed: {type(error).__name__}: {error}")

@@ -18,7 +18,7 @@ import av.error
 
 from framepipe import pixfmt
 from framepipe.container import ContainerStream, Cutter, Segment
-from framepipe.errors import FramepipeError, SourceError
+from framepipe.errors import FramepipeError, SourceError, UnsupportedFormatError
 from framepipe.feed import Feed, Unit
 from framepipe.frame import FrameSpec
 from framepipe.source import Stream
@@ -70,13 +70,16 @@ class Decoding(ABC):
             raise
         except Exception as error:
             raise SourceError(f"{feed.name}: cannot be opened ({error})", source=feed.name) from error
-        if feed.stream is not None:
-            feed.retired.append(feed.stream)
-            feed.spare.clear()
-        feed.stream = stream
-        feed.loops_left -= 1
+        with self._lock:
+            if feed.stream is not None:
+                feed.retired.append(feed.stream)
+                feed.spare.clear()
+            feed.stream = stream
+            if feed.over:
+                return  # a taker said so while the input was being opened
+            feed.loops_left -= 1
+            feed.input_ended = False
         feed.expected = stream.expected
-        feed.input_ended = False
         if feed.top_pts is not None:
             feed.offset = feed.top_pts + _one_frame(stream)
         if not isinstance(stream, ContainerStream):
@@ -96,7 +99,8 @@ class Decoding(ABC):
         others = self._others(feed)
         packets = stream.packets()
         segment = None
-        if wanted == "segments" or (wanted == "auto" and self._width(feed) > 1 and not feed.alone):
+        # What may stall cannot be opened a second time either, for a second decoder.
+        if not stream.may_stall and (wanted == "segments" or (wanted == "auto" and self._width(feed) > 1)):
             context = stream.stream.codec_context
             nbytes = context.width * context.height * 3 // 2 or 1
             limit = None if wanted == "segments" else max(32, 2 * self.ahead_nbytes // nbytes)
@@ -147,7 +151,7 @@ class Decoding(ABC):
         packets = unit.packets
         assert packets is not None
         for _ in range(STEP):
-            if self.stopping or unit.cancelled or not self._room(feed, unit):
+            if self.stopping or unit.cancelled or unit.verified is False or not self._room(feed, unit):
                 return
             packet = self._next(feed, packets)
             if packet is None:
@@ -175,6 +179,8 @@ class Decoding(ABC):
         except av.error.EOFError:
             return  # flushed before: the end, no failure
         except (av.error.FFmpegError, ValueError) as error:
+            if self.stopping:
+                return  # the packet may have been cut off by the stop
             feed.packet_errors += 1
             unit.errors_in_row += 1
             if unit.errors_in_row > GIVE_UP:
@@ -197,9 +203,10 @@ class Decoding(ABC):
             if not unit.verified:
                 return
         if frame.format.name not in pixfmt.table():
-            frame = _convert(unit, frame)
-        if not feed.frame_nbytes:
-            feed.frame_nbytes = FrameSpec.of(frame).nbytes
+            frame = _convert(feed, unit, frame)
+        pixels = frame.width * frame.height
+        if pixels > feed.pixels:  # bounds are in bytes: fewer of larger ones
+            feed.pixels, feed.frame_nbytes = pixels, FrameSpec.of(frame).nbytes
             feed.limit = max(self.min_queue, min(32, self.queue_nbytes // feed.frame_nbytes))
         if frame.pts is not None:
             pts = frame.pts + unit.offset
@@ -232,7 +239,7 @@ class Decoding(ABC):
         if segment is None or segment.last:
             feed.input_ended = True
             error = getattr(unit.stream, "demux_error", None)
-            if error is not None:
+            if error is not None and not self.stopping:
                 feed.packet_errors += 1
                 feed.warnings.append(f"reading ended early: {error}")
         if unit.verified is None:
@@ -241,7 +248,10 @@ class Decoding(ABC):
         unit.done = True
 
     def _merge(self, feed: Feed, unit: Unit, following: Unit) -> None:
-        """Lock held: decoding did not start clean at ``following``: ``unit``'s decoder, not flushed, does it too."""
+        """Lock held: decoding did not start clean at ``following``: ``unit``'s decoder, not flushed, does it too.
+
+        Nobody is at work on ``following``.
+        """
         segment, other = unit.segment, following.segment
         assert segment is not None and other is not None
         following.cancelled = True
@@ -268,7 +278,7 @@ def _one_frame(stream: Stream) -> int:
     return max(1, round(1 / (stream.rate * stream.time_base)))
 
 
-def _convert(unit: Unit, frame: Any) -> Any:
+def _convert(feed: Feed, unit: Unit, frame: Any) -> Any:
     """A frame in the nearest format that framepipe takes (palettes, packed 4:2:2, big endian)."""
     fmt = frame.format
     deep = max(component.bits for component in fmt.components) > 8
@@ -278,4 +288,9 @@ def _convert(unit: Unit, frame: Any) -> Any:
         name = "yuv444p16le" if deep else "yuv444p"
     if unit.converter is None:
         unit.converter = av.video.reformatter.VideoReformatter()
-    return unit.converter.reformat(frame, format=name, threads=1)
+    try:
+        return unit.converter.reformat(frame, format=name, threads=1)
+    except (av.error.FFmpegError, ValueError) as error:
+        raise UnsupportedFormatError(
+            f"{feed.name}: pictures in {fmt.name} cannot be converted ({error})", source=feed.name
+        ) from error

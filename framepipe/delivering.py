@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ class Delivery:
     def __init__(self, size: int, device: Device) -> None:
         self._frames: SimpleQueue[tuple[Frame, Any] | None] = SimpleQueue()
         self._device = device
+        self._stopped = False
         self.waited_s = 0.0
         self._room: SimpleQueue[bool] = SimpleQueue()
         for _ in range(size):
@@ -37,9 +39,10 @@ class Delivery:
             began = time.perf_counter()
             room = self._room.get()
             self.waited_s += time.perf_counter() - began
-        if not room:
+        if not room or self._stopped:  # the flag too: the consumer gives room back behind the message
             self._room.put(False)
             return False
+        frame.item.handle.delivered += 1  # here, since whoever takes it may do so while another thread closes
         self._frames.put((frame, self._device.stamp()))
         return True
 
@@ -52,20 +55,22 @@ class Delivery:
         frame, stamp = got
         self._device.observe(stamp)
         self._room.put(True)
-        frame.item.handle.delivered += 1
         return frame
 
     def drain(self) -> None:
         """Once everything has ended: what nobody took is dropped."""
-        while not self._frames.empty():
-            got = self._frames.get()
-            if got is not None:
-                dropped = got[0].item.handle.dropped
-                dropped["stopped"] = dropped.get("stopped", 0) + 1
+        with contextlib.suppress(Empty):
+            while True:
+                got = self._frames.get_nowait()
+                if got is not None:
+                    feed = got[0].item.handle
+                    feed.delivered -= 1
+                    feed.dropped["stopped"] = feed.dropped.get("stopped", 0) + 1
         self._frames.put(None)
 
     def stop(self) -> None:
         """Wake the sink thread; it puts nothing any more."""
+        self._stopped = True
         self._room.put(False)
 
     def end(self) -> None:
@@ -99,10 +104,13 @@ class Deliverer:
         with self.device.current(self.runner.back):
             while (flight := self.runner.in_flight.get()) is not None:
                 try:
-                    self._deliver(flight)
+                    if isinstance(flight, InFlight):
+                        self._deliver(flight)
+                    self._end_sources()
                 except BaseException as error:
                     self._fail(error)
                 del flight  # waiting for the next batch must not keep this one's memory
+            self._end_sources()
 
     def _deliver(self, flight: InFlight) -> None:
         batch = flight.batch
@@ -118,7 +126,6 @@ class Deliverer:
             self._failed = True
             lose(waiting, error)
             raise
-        self._end_sources()
 
     def _finish(self, flight: InFlight) -> deque[tuple[Frame, Frame]]:
         """The device's part, and the batch as frames: as consumers see them, and as host sinks do."""
@@ -210,7 +217,7 @@ class Deliverer:
             item.handle.handled += 1
             item.handle.delivered += 1
         elif self.delivery.put(frame):
-            item.handle.handled += 1  # delivered is counted when the consumer takes it
+            item.handle.handled += 1
         else:
             count(item, "dropped", "stopped")
 

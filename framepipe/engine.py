@@ -1,7 +1,9 @@
 """The threads of a running pipeline: decode workers, fillers, runner, sink.
 
 The threads hold the `Engine`, never the `Pipeline`, so that a forgotten pipeline is collected and stops its engine.
-The sink thread ends last: it joins the others and closes everything in reverse order of opening.
+The sink thread is the first and the last: it starts the others, joins them, and closes everything in reverse order of
+opening. So whatever starting them meets ends like any other error, and an interrupt in the caller's thread leaves none
+half started.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from framepipe.delivering import Abandoned, Deliverer, Delivery
 from framepipe.device.base import Device
 from framepipe.filling import Fillers
 from framepipe.ring import Ring
-from framepipe.running import Runner, count
+from framepipe.running import SOURCE_ENDED, Runner, count
 from framepipe.sink import Sink, SinkContext
 from framepipe.stage import Stage
 from framepipe.stager import Stager, StagingOptions
@@ -62,23 +64,38 @@ class Engine:
         self.started_s = 0.0
         self.seconds = 0.0
         self._lock = threading.RLock()  # guards error
-        self._threads: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []  # all but the sink thread
+        self._sink = self._thread("sink", self._run)
         pool.crash = self.fail
+        pool.tell = lambda: self.runner.in_flight.put(SOURCE_ENDED)
 
     def start(self) -> None:
-        """Start every thread."""
+        """Start the sink thread, which starts the others."""
         self.started_s = time.perf_counter()
+        try:
+            self._sink.start()
+        except RuntimeError as error:  # the system has no thread left
+            self.fail(error)
+            self._end()
+
+    def _start_others(self) -> None:
         self.pool.start()
         for number in range(self.options.fillers):
             self._spawn(f"filler-{number}", self.fillers.run)
-        self._spawn("runner", self.runner.run)
-        self._spawn("sink", self._sink)
+        self._spawn("runner", self.runner.run)  # last: it needs the sink thread at work
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
-        # Daemons, because the interpreter joins others before it runs our exit hook, which ends these.
-        thread = threading.Thread(target=target, name=f"{self.name}-{name}", daemon=True)
+        thread = self._thread(name, target)
         self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            self._threads.remove(thread)
+            raise
+
+    def _thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        # Daemons, because the interpreter joins others before it runs our exit hook, which ends these.
+        return threading.Thread(target=target, name=f"{self.name}-{name}", daemon=True)
 
     def stop(self) -> None:
         """End soon: what is in flight is still delivered, the rest dropped. Any thread, signal handlers too."""
@@ -93,37 +110,55 @@ class Engine:
 
     def fail(self, error: BaseException) -> None:
         """Keep the first error, note later ones on it, and end; a consumer still gets what came before it."""
+        self._halt()
         with self._lock:
             if self.error is None and not isinstance(error, Abandoned):
                 self.error = error
             elif self.error is not None and error is not self.error and not isinstance(error, Abandoned):
                 self.error.add_note(f"then: {type(error).__name__}: {error}")
-        self._halt()
 
     @property
     def idents(self) -> set[int | None]:
         """Identities of every thread of this engine."""
-        return {thread.ident for thread in self._threads} | self.pool.idents
+        return {self._sink.ident, *(thread.ident for thread in self._threads)} | self.pool.idents
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait for the sink thread, which waits for the others."""
-        for thread in self._threads:
-            thread.join(timeout_s)
+        if self.finished.wait(timeout_s) and self._sink.ident is not None:
+            self._sink.join(timeout_s)
 
-    def _sink(self) -> None:
+    def _run(self) -> None:
         try:
+            self._start_others()
             self.deliverer.run()
-        except BaseException as error:  # pragma: no cover - what stages and sinks raise is caught a frame earlier
+        except BaseException as error:
             self.fail(error)
         finally:
             self._end()
 
     def _end(self) -> None:
         """Join the others, then close everything in reverse order of opening; an error does not keep the rest open."""
-        self.pool.stop()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        steps: list[Callable[[], None]] = [self.pool.stop]
+        steps += [thread.join for thread in self._threads]
+        steps += [self.pool.join, self._drop_the_rest]
+        steps += [sink.close for sink in self.deliverer.sinks]
+        steps += [stream.synchronize for stream in self.runner.streams]
+        steps += [stage.close for stage in self.chains.stages]
+        steps += [self.stager.close, self.device.close]
+        try:
+            for step in steps:
+                try:
+                    step()
+                except BaseException as error:
+                    self.fail(error)
+        finally:  # whatever an error does that cannot even be noted: nobody must wait for ever
+            self.seconds = time.perf_counter() - self.started_s
+            if self.delivery is not None:
+                self.delivery.end()
+            self.finished.set()
+
+    def _drop_the_rest(self) -> None:
+        """Enter what was taken and came no further."""
         if self.fillers.held is not None:
             count(self.fillers.held[2], "dropped", "stopped")
             self.fillers.held = None
@@ -131,17 +166,3 @@ class Engine:
             for item in slot.items:
                 count(item, "dropped", "stopped")
             slot.items, slot.frames = (), ()
-        steps: list[Callable[[], None]] = [self.pool.join]
-        steps += [sink.close for sink in self.deliverer.sinks]
-        steps += [stream.synchronize for stream in self.runner.streams]
-        steps += [stage.close for stage in self.chains.stages]
-        steps += [self.stager.close, self.device.close]
-        for step in steps:
-            try:
-                step()
-            except BaseException as error:
-                self.fail(error)
-        self.seconds = time.perf_counter() - self.started_s
-        if self.delivery is not None:
-            self.delivery.end()
-        self.finished.set()

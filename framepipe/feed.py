@@ -64,11 +64,15 @@ class Feed:
         self.input_ended = False
         self.ended = False
         """Nothing more will be decoded; heads may still hold frames."""
+        self.over = False
+        """Nothing more is to be read: its ``end`` was passed, or it failed."""
         self.error: FramepipeError | None = None
         self.cutter: Cutter | None = None
         self.spare: list[Any] = []
         self.misses = 0
+        self.pixels = 0
         self.frame_nbytes = 0
+        """Of the largest picture so far."""
         self.limit = 8
         self.packet_errors = 0
         self.warnings: list[str] = []

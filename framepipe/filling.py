@@ -16,7 +16,7 @@ from typing import Any
 from framepipe.decode import DecodePool
 from framepipe.feed import Feed
 from framepipe.frame import FrameSpec, Item
-from framepipe.ring import Ring, Slot
+from framepipe.ring import Ring, Slot, affordable
 from framepipe.stager import Stager, StagingOptions
 
 
@@ -61,11 +61,11 @@ class Fillers:
                     if slot.fence is not None:
                         slot.fence.synchronize()
                     self.stager.fill(frames, slot, spec)
+                except BaseException as error:
+                    self._fail(error)  # before the commit: it ends the ring, so that nobody takes an unfilled slot
+                    return
                 finally:
-                    del (
-                        formed,
-                        frames,
-                    )  # a filler that waits for the next frame must not keep this one's memory
+                    del formed, frames  # a filler that waits for the next frame must not keep this one's memory
                     self.ring.commit(slot)
         except BaseException as error:
             self._fail(error)
@@ -76,12 +76,28 @@ class Fillers:
                     self.ring.shutdown(drain=True)
 
     def _form(self) -> tuple[Slot, list[Any], FrameSpec] | None:
-        """A slot and the frames for it: a full batch, or a partial one at a change of spec, a time-out or the end."""
+        """A slot and the frames for it, its memory planned; None at the end."""
         slot = self.ring.acquire()
         if slot is None:
             return None
         frames: list[Any] = []
         items: list[Item] = []
+        ready = False
+        try:
+            spec = self._gather(frames, items)
+            if spec is not None:
+                slot.spec = spec
+                ready = (self._planned and self.stager.fits(spec)) or self._plan(slot, spec)
+        except BaseException as error:
+            self._fail(error)
+        slot.items = items
+        if not ready or spec is None:
+            self.ring.commit(slot)  # empty at the end; else the ring has ended, and what is in it is dropped
+            return None
+        return slot, frames, spec
+
+    def _gather(self, frames: list[Any], items: list[Item]) -> FrameSpec | None:
+        """Take frames for one batch: a full one, or a partial one at a change of spec, a time-out or the end."""
         spec: FrameSpec | None = None
         deadline = 0.0
         while len(frames) < self.options.batch:
@@ -110,14 +126,7 @@ class Fillers:
                     deadline = time.monotonic() + self.options.batch_timeout_s
             frames.append(frame)
             items.append(item)
-        if spec is None:
-            self.ring.abort(slot)
-            return None
-        slot.items, slot.spec = items, spec
-        if not (self._planned and self.stager.fits(spec)) and not self._plan(slot, spec):
-            self.ring.abort(slot)
-            return None
-        return slot, frames, spec
+        return spec
 
     def _plan(self, slot: Slot, spec: FrameSpec) -> bool:
         """Make slots large enough for ``spec``, with every slot idle; False once the ring is shut down."""
@@ -126,6 +135,8 @@ class Fillers:
             return False
         if self.stager.plan(spec, self.ring.slots) and self._planned:
             self.replans += 1
+        if self.stager.holds_frames and self.options.slots == "auto":
+            self.ring.grow(affordable(spec.nbytes * self.options.batch), self.stager.device.event)
         self._planned = True
         self.ring.scatter(others)
         return True
@@ -134,7 +145,6 @@ class Fillers:
 def select(pool: DecodePool, feed: Feed, frame: Any) -> tuple[Item, FrameSpec] | None:
     """Give a decoded frame its index and time, and decide whether its source wants it; the filler's books."""
     index = feed.decoded
-    feed.decoded += 1
     base = feed.time_base
     if base is None:
         base = feed.time_base = _time_base(feed, frame)
@@ -146,10 +156,12 @@ def select(pool: DecodePool, feed: Feed, frame: Any) -> tuple[Item, FrameSpec] |
         time_s, estimated = pts * base.numerator / base.denominator, False
     reason = _unwanted(pool, feed, index, time_s)
     if reason is not None:
+        feed.decoded += 1
         feed.skipped[reason] = feed.skipped.get(reason, 0) + 1
         return None
     source = feed.source
     spec = FrameSpec.of(frame, getattr(source, "matrix", None), feed.full_range)
+    feed.decoded += 1
     if feed.first_time_s is None:
         feed.first_time_s = time_s
         feed.spec = spec

@@ -16,7 +16,8 @@ class Ledger:
     """Bytes held now and at peak, and allocations made, by kind (``pinned``, ``pageable``, ``device``, …)."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the three dictionaries below
+        # Guards the three dictionaries below; re-entrant, because memory may be dropped by the collector, anywhere.
+        self._lock = threading.RLock()
         self.bytes: dict[str, int] = {}
         self.peak: dict[str, int] = {}
         self.allocations: dict[str, int] = {}

@@ -99,7 +99,7 @@ class Pipeline:
         self._stopped = False
         self._closed = False
         self._iterating = False
-        self._lock = threading.RLock()  # guards _engine, _stopped and _closed; re-entrant for signal handlers
+        self._lock = threading.RLock()  # guards starting and _closed, _iterating and report; never needed to stop
         select.make(device)[0].close()  # an unknown or absent device is a mistake now, not at the first frame
 
     # -- running ------------------------------------------------------------------------------------------------
@@ -127,29 +127,32 @@ class Pipeline:
 
     def stop(self) -> None:
         """End soon: what is in flight is delivered, the rest dropped. Any thread, signal handlers, any time."""
-        with self._lock:
-            self._stopped = True
-            if self._engine is not None:
-                self._engine.stop()
+        # No lock: a signal handler must not wait for whoever holds it. Starting sets the engine and then looks whether
+        # it was stopped, this does it the other way round, so one of them sees the other.
+        self._stopped = True
+        engine = self._engine
+        if engine is not None:
+            engine.stop()
 
     def close(self) -> None:
         """Stop, wait for every thread, and give everything back. Idempotent.
 
         Raises `FramepipeError` when called from a callback, sink or stage: those run on threads that it waits for.
         """
-        engine = self._engine
-        if engine is not None:
-            if threading.get_ident() in engine.idents:
+        with self._lock:  # another thread may be starting it
+            engine = self._engine
+            if engine is not None and threading.get_ident() in engine.idents:
                 raise FramepipeError(
                     "close() was called from inside a stage, sink or callback, on a thread of this pipeline that it "
                     "would wait for; call stop() there, and close() after run() or the loop has returned"
                 )
+            self._closed = True
+        if engine is not None:
             self.stop()
             while not engine.finished.wait(_SLICE_S):
                 pass
             engine.join()
             self._conclude(engine)
-        self._closed = True
 
     def statistics(self) -> Statistics:
         """A snapshot of the run so far. Any thread."""
@@ -218,11 +221,12 @@ class Pipeline:
         return frame
 
     def _start_iterating(self) -> Engine | None:
-        if self._iterating:
-            return self._engine
-        engine = self._start(iterating=True)
-        self._iterating = True
-        return engine
+        with self._lock:
+            if self._iterating:
+                return self._engine
+            engine = self._start(iterating=True)
+            self._iterating = True
+            return engine
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -239,6 +243,8 @@ class Pipeline:
             self._engine = engine
             _alive.add(engine)
             weakref.finalize(self, _forgotten, engine, self.name).atexit = False
+            if self._stopped:  # meanwhile: see `stop`
+                engine.stop()
             engine.start()
             return engine
 
@@ -289,9 +295,12 @@ class Pipeline:
                 delivery=Delivery(self._queue, device) if iterating else None,
                 name=self.name,
             )
-        except BaseException:
+        except BaseException as error:
             for close in reversed(opened):
-                close()
+                try:
+                    close()
+                except Exception as later:
+                    error.add_note(f"then: {type(later).__name__}: {later}")
             raise
         self._summary = Summary(why=why, strategy=options.strategy)
         return engine
@@ -321,12 +330,13 @@ class Pipeline:
         return report
 
     def _conclude(self, engine: Engine) -> RunReport:
-        if self.report is None:
-            assert self._summary is not None
-            if engine.delivery is not None:
-                engine.delivery.drain()
-            self.report = self._summary.report(engine, self._feeds, self._stopped or engine.stopping)
-        return self.report
+        with self._lock:
+            if self.report is None:
+                assert self._summary is not None
+                if engine.delivery is not None:
+                    engine.delivery.drain()
+                self.report = self._summary.report(engine, self._feeds, self._stopped or engine.stopping)
+            return self.report
 
 
 def open(

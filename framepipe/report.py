@@ -16,6 +16,7 @@ class Durations:
 
     def __init__(self, size: int = 4096) -> None:
         self.count = 0
+        self.total_s = 0.0
         self.max_s = 0.0
         self._size = size
         self._sample: list[float] = []
@@ -24,6 +25,7 @@ class Durations:
     def add(self, seconds: float) -> None:
         """Count one duration (reservoir sampling, Vitter 1985, algorithm R)."""
         self.count += 1
+        self.total_s += seconds
         if seconds > self.max_s:
             self.max_s = seconds
         if len(self._sample) < self._size:
@@ -73,8 +75,8 @@ class RunReport:
 
     ``exit`` is complete, incomplete, stopped or failed. ``frames`` balance: decoded = skipped + dropped + filtered
     + failed + delivered. ``waits_s`` are seconds waited: ``decoder`` for room behind it (all decoding threads
-    together), ``filler`` for decoded frames, ``runner`` for filled slots, ``device`` for the device to finish,
-    ``sink`` for whoever takes the results.
+    together), ``filler`` for decoded frames, ``runner`` for filled slots, ``device`` for the device to finish
+    (on the CPU the time in stages), ``sink`` for whoever takes the results.
     """
 
     exit: str = "complete"

@@ -47,6 +47,14 @@ class Slot:
         self.stamp: Any = None
 
 
+def affordable(nbytes: int) -> int:
+    """How many batches of ``nbytes`` may wait for each other where no memory is made for them beforehand.
+
+    Small pictures go through by the dozen, so that a thread that wakes up finds more than one.
+    """
+    return min(16, (32 << 20) // max(1, nbytes))
+
+
 class Ring:
     """``size`` slots going round. ``waited_s`` sums waits for a free slot (`acquire`) and a full one (`get`)."""
 
@@ -101,8 +109,8 @@ class Ring:
                 if slot is None:
                     self._ending = True
                     continue
-                if slot.ticket != self._next_out:
-                    self._early[slot.ticket] = slot
+                if self.aborted or slot.ticket != self._next_out:
+                    self._early[slot.ticket] = slot  # one that comes behind an abort may be unfilled: see `leftover`
                     continue
             self._next_out += 1
             self._observe(slot.stamp)
@@ -140,6 +148,14 @@ class Ring:
         """Put gathered slots back into the ring."""
         for slot in slots:
             slot.stamp = self._stamp()
+            self._free.put(slot)
+
+    def grow(self, size: int, copied: Callable[[str], Any]) -> None:
+        """Add slots up to ``size``. Calls are serialised with `acquire`; ``copied`` makes their events."""
+        for index in range(len(self.slots), size):
+            slot = Slot(index)
+            slot.copied = copied(f"copied slot {index}")
+            self.slots.append(slot)
             self._free.put(slot)
 
     def shutdown(self, *, drain: bool) -> None:

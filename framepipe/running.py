@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from framepipe.chain import Chain, Chains, Link
@@ -17,7 +17,7 @@ from framepipe.device.base import Device, Event, Stream
 from framepipe.errors import FramepipeError
 from framepipe.frame import Batch, FrameSpec, Item
 from framepipe.report import Durations
-from framepipe.ring import Ring, Slot
+from framepipe.ring import Ring, Slot, affordable
 from framepipe.stager import Stager
 
 
@@ -40,8 +40,15 @@ class InFlight:
         self.batch, self.chain, self.token, self.host, self.stamp = batch, chain, token, host, stamp
 
 
+SOURCE_ENDED = object()
+"""Put in flight to make the sink thread look for sources whose last frame has passed."""
+
+
 class Runner:
-    """What the runner thread works with, and the queue to the sink thread. ``uploaded`` counts bytes."""
+    """What the runner thread works with, and the queue to the sink thread.
+
+    ``uploaded`` counts bytes; ``waited_s`` is how long batches in flight kept another one back.
+    """
 
     def __init__(
         self,
@@ -69,10 +76,12 @@ class Runner:
         self.tokens: SimpleQueue[Token] = SimpleQueue()
         for token in self._every_token:
             self.tokens.put(token)
-        self.in_flight: SimpleQueue[InFlight | None] = SimpleQueue()
+        self.in_flight: SimpleQueue[Any] = SimpleQueue()  # `InFlight`, `SOURCE_ENDED`, or None at the end
         self.durations: dict[str, Durations] = {stage.id: Durations() for stage in chains.stages}
         self.uploaded = 0
+        self.waited_s = 0.0
         self._batches = 0
+        self._chain: Chain | None = None  # of the batch before
         self._fail = fail
 
     @property
@@ -109,11 +118,14 @@ class Runner:
     def _launch(self, slot: Slot) -> None:
         spec = slot.spec
         assert spec is not None
-        token = self.tokens.get()
+        token = self._token()
         self.device.observe(token.stamp)
-        chain, new = self.chains.get(spec)
-        if new:
-            self._settle(token, spec)
+        chain = self._chain
+        if chain is None or chain.spec is not spec:
+            chain, new = self.chains.get(spec)
+            self._chain = chain
+            if new:
+                self._settle(token, spec, len(slot.items))
         for item in slot.items:
             self.chains.note(item.source, spec)
         half = self._batches % self.depth
@@ -141,7 +153,16 @@ class Runner:
         self.device.flush(self.compute)
         self.in_flight.put(InFlight(batch, chain, token, host, self.device.stamp()))
 
-    def _settle(self, mine: Token, spec: FrameSpec) -> None:
+    def _token(self) -> Token:
+        try:
+            return self.tokens.get_nowait()
+        except Empty:
+            began = time.perf_counter()
+            token = self.tokens.get()
+            self.waited_s += time.perf_counter() - began
+            return token
+
+    def _settle(self, mine: Token, spec: FrameSpec, batch: int) -> None:
         """A spec not seen before: device memory is planned with nothing else in flight."""
         others = [self.tokens.get() for _ in range(len(self._every_token) - 1)]
         for token in (mine, *others):
@@ -151,6 +172,11 @@ class Runner:
         self.stager.plan_device(spec)
         for token in others:
             self.tokens.put(token)
+        if self.stager.holds_frames:
+            for number in range(len(self._every_token), affordable(2 * spec.nbytes * batch)):
+                token = Token(self.device.event(f"done {number}"))
+                self._every_token.append(token)
+                self.tokens.put(token)
 
     def _read_back(
         self, names: list[str], chain: Chain, batch: Batch, known: dict[str, Any], half: int

@@ -88,12 +88,15 @@ def _frames(feeds: Sequence[Feed]) -> dict[str, Any]:
 
 
 def _waits(engine: Engine) -> dict[str, float | None]:
+    stages_s = sum(durations.total_s for durations in engine.runner.durations.values())
+    device_s = stages_s if engine.device.host_shared else engine.deliverer.waited_s
     waits = {
         "decoder": engine.pool.waited_s,
         "filler": engine.fillers.waited_s,
         "runner": engine.ring.waited_s["get"],
-        "device": engine.deliverer.waited_s,
-        "sink": engine.delivery.waited_s if engine.delivery is not None else 0.0,
+        "device": device_s,
+        # The runner is kept back by what is in flight: by the device, or else by whoever takes the results.
+        "sink": max(0.0, engine.runner.waited_s - engine.deliverer.waited_s),
     }
     return {name: round(value, 4) for name, value in waits.items()}
 
@@ -107,7 +110,7 @@ def truncated(feed: Feed) -> bool:
 def _exit(engine: Engine, feeds: Sequence[Feed], stopped: bool, frames: dict[str, Any]) -> str:
     if engine.error is not None:
         return "failed"
-    if stopped and not engine.pool.exhausted:
+    if stopped and (not engine.pool.exhausted or "stopped" in frames["dropped"]):
         return "stopped"
     damaged = any(feed.error is not None or feed.packet_errors or truncated(feed) for feed in feeds)
     if not damaged:

@@ -80,6 +80,14 @@ class File(Source):
         return may_stall(self.uri)
 
     def expand(self) -> list[Source]:
+        try:
+            return self._expand()
+        except SourceError:
+            raise
+        except OSError as error:
+            raise SourceError(f"{self.uri}: cannot be listed ({error.strerror or type(error).__name__})") from error
+
+    def _expand(self) -> list[Source]:
         uri = self.uri
         if uri == "":
             raise SourceNotFoundError("the name of an input is empty")
