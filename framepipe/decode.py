@@ -84,7 +84,11 @@ class DecodePool(Decoding):
     def _spawn(self, name: str, feeds: list[Feed]) -> None:
         thread = threading.Thread(target=self._guarded, args=(feeds,), name=f"{self._name}-{name}", daemon=True)
         self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread left
+            self._threads.remove(thread)
+            raise
 
     def _guarded(self, feeds: list[Feed]) -> None:
         try:
@@ -125,9 +129,9 @@ class DecodePool(Decoding):
         feed.stream = None
 
     @property
-    def idents(self) -> set[int | None]:
-        """Identities of the workers."""
-        return {thread.ident for thread in self._threads}
+    def members(self) -> list[threading.Thread]:
+        """The workers."""
+        return self._threads
 
     # -- taking frames (filler threads, serialised by them) -----------------------------------------------------
 

@@ -92,7 +92,8 @@ class Decoding(ABC):
 
     def _add(self, feed: Feed, unit: Unit) -> None:
         with self._lock:  # others walk over the units under it
-            feed.units.append(unit)
+            if not feed.over:  # said meanwhile: nobody would take it up any more
+                feed.units.append(unit)
 
     def _begin(self, feed: Feed, stream: ContainerStream) -> None:
         wanted = getattr(feed.source, "decode", None) or self.decode
@@ -137,7 +138,7 @@ class Decoding(ABC):
         with self._lock:
             if segment.last:
                 feed.input_ended, feed.cutter = True, None
-            feed.units.append(unit)
+            self._add(feed, unit)
 
     def _step(self, feed: Feed, unit: Unit) -> None:
         """Decode up to ``STEP`` packets, as long as there is room."""

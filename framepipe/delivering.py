@@ -191,10 +191,16 @@ class Deliverer:
         shared = self.device.host_shared
         frames: deque[tuple[Frame, Frame]] = deque()
         for i, item in enumerate(batch.items):
-            frame = _frame(chain, item, batch.arrays, i, None if shared else self.device.to_host)
-            frames.append((frame, frame if shared else _frame(chain, item, host, i, None)))
+            frame = self._frame(chain, item, batch.arrays, i)
+            frames.append((frame, frame if shared else _on_host(chain, item, host, i)))
         batch.arrays.clear()
         return frames
+
+    def _frame(self, chain: Chain, item: Item, arrays: dict[str, Any], i: int) -> Frame:
+        part = self.device.part
+        image = arrays.get("image")
+        tensors = {name: part(array, i) for name, array in arrays.items() if name != "image"}
+        return Frame(item, chain.spec, None if image is None else part(image, i), tensors, device=self.device)
 
     def _hand_over(self, frame: Frame, on_host: Frame) -> None:
         item = frame.item
@@ -238,7 +244,6 @@ class Abandoned(Exception):
     """A batch that came behind one that failed on the sink thread."""
 
 
-def _frame(chain: Chain, item: Item, arrays: dict[str, Any], i: int, host: Callable[[Any], Any] | None) -> Frame:
-    image = arrays.get("image")
+def _on_host(chain: Chain, item: Item, arrays: dict[str, Any], i: int) -> Frame:
     tensors = {name: array[i] for name, array in arrays.items() if name != "image"}
-    return Frame(item, chain.spec, None if image is None else image[i], tensors, host=host)
+    return Frame(item, chain.spec, arrays["image"][i] if "image" in arrays else None, tensors)

@@ -115,12 +115,12 @@ class Engine:
             if self.error is None and not isinstance(error, Abandoned):
                 self.error = error
             elif self.error is not None and error is not self.error and not isinstance(error, Abandoned):
-                self.error.add_note(f"then: {type(error).__name__}: {error}")
+                self.error.add_note(f"then: {_told(error)}")
 
     @property
-    def idents(self) -> set[int | None]:
-        """Identities of every thread of this engine."""
-        return {self._sink.ident, *(thread.ident for thread in self._threads)} | self.pool.idents
+    def members(self) -> list[threading.Thread]:
+        """Every thread of this engine (not their numbers, which the system gives to others once they have ended)."""
+        return [self._sink, *self._threads, *self.pool.members]
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait for the sink thread, which waits for the others."""
@@ -151,7 +151,7 @@ class Engine:
                     step()
                 except BaseException as error:
                     self.fail(error)
-        finally:  # whatever an error does that cannot even be noted: nobody must wait for ever
+        finally:
             self.seconds = time.perf_counter() - self.started_s
             if self.delivery is not None:
                 self.delivery.end()
@@ -166,3 +166,10 @@ class Engine:
             for item in slot.items:
                 count(item, "dropped", "stopped")
             slot.items, slot.frames = (), ()
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its own `__str__` fails, which must not keep anything open
+        return type(error).__name__

@@ -5,7 +5,7 @@ Everywhere in framepipe: arrays are (height, width, …), configuration is width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache, cached_property
@@ -18,6 +18,8 @@ from framepipe.errors import ClosedError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     import av
+
+    from framepipe.device.base import Device
 
 # AVColorSpace (ITU-T H.273 table 4, MatrixCoefficients) to the names used here.
 _MATRIX = {1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020", 10: "bt2020"}
@@ -276,7 +278,7 @@ class Frame:
     ``width`` and ``height`` are those of the upright source picture, in which boxes are given.
     """
 
-    __slots__ = ("_host", "_release", "image", "item", "spec", "tensors")
+    __slots__ = ("_device", "image", "item", "spec", "tensors")
 
     def __init__(
         self,
@@ -284,15 +286,13 @@ class Frame:
         spec: FrameSpec,
         image: Any = None,
         tensors: dict[str, Any] | None = None,
-        release: Callable[[Any], None] | None = None,
-        host: Callable[[Any], np.ndarray] | None = None,
+        device: Device | None = None,
     ) -> None:
         self.item = item
         self.spec = spec
         self.image = image
         self.tensors = tensors if tensors is not None else {}
-        self._release = release
-        self._host = host
+        self._device = device
 
     @property
     def source(self) -> str:
@@ -339,16 +339,19 @@ class Frame:
 
         Raises `ClosedError` where the pipeline made no image.
         """
-        if self._host is not None:
-            return self._host(self._picture())
-        return np.asarray(self._picture())
+        return self.to_host(self._picture())
+
+    def to_host(self, array: Any) -> np.ndarray:
+        """One of the frame's arrays as numpy; on a GPU this copies and waits."""
+        return self._device.to_host(array) if self._device is not None else np.asarray(array)
 
     def release(self, stream: Any = None) -> None:
         """Give the memory back now, behind the work already enqueued on ``stream``; the frame is empty after."""
-        self.image, self.tensors = None, {}
-        if self._release is not None:
-            release, self._release = self._release, None
-            release(stream)
+        if stream is None or self._device is None:
+            self.image, self.tensors = None, {}
+            return
+        with self._device.using(stream):
+            self.image, self.tensors = None, {}
 
     def _picture(self) -> Any:
         if self.image is None:

@@ -66,21 +66,19 @@ class RecyclingPool:
         try:
             block = free.pop()  # the warmest block first; deque.pop is atomic, so no lock
         except IndexError:
-            block = aligned_empty(nbytes)
+            block = self._new(nbytes)
             self.made += 1
-            if self._ledger is not None:
-                self._ledger.add(self.kind, nbytes)
         return np.asarray(_Lease(self, block, shape, dtype))
 
     def trim(self) -> None:
         """Let go of every block that nobody holds (sizes change when the input does)."""
-        for nbytes, free in list(self._free.items()):
+        for free in list(self._free.values()):
             while free:
                 try:
-                    free.pop()
+                    block = free.pop()
                 except IndexError:  # pragma: no cover - another thread took it
                     break
-                self._forget(nbytes)
+                self._let_go(block)
 
     def close(self) -> None:
         """Let go of free blocks now and of held ones as they are dropped. Idempotent."""
@@ -89,13 +87,18 @@ class RecyclingPool:
 
     def _give(self, block: np.ndarray) -> None:
         if self._closed:
-            self._forget(block.nbytes)
+            self._let_go(block)
         else:
             self._free[block.nbytes].append(block)
 
-    def _forget(self, nbytes: int) -> None:
+    def _new(self, nbytes: int) -> np.ndarray:
         if self._ledger is not None:
-            self._ledger.add(self.kind, -nbytes)
+            self._ledger.add(self.kind, nbytes)
+        return aligned_empty(nbytes)
+
+    def _let_go(self, block: np.ndarray) -> None:
+        if self._ledger is not None:
+            self._ledger.add(self.kind, -block.nbytes)
 
 
 class _Lease:

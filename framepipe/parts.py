@@ -29,7 +29,7 @@ def ahead_nbytes(threads: int) -> int:
     """Bytes that segments may hold decoded ahead: delivery in order wants a segment a thread, memory bounds it."""
     import psutil
 
-    return min(max(128 << 20, (64 << 20) * (threads - 1)), 1 << 30, psutil.virtual_memory().available // 8)
+    return min((64 << 20) * max(1, threads - 1), 1 << 30, psutil.virtual_memory().available // 8)
 
 
 def make_rgb() -> Stage:

@@ -83,7 +83,7 @@ class Pipeline:
             raise ConfigError("a pipeline needs at least one source")
         self._stages = [parts.make_stage(stage) for stage in stages]
         self._sinks: list[Sink] = [parts.make_sink(sink) for sink in sinks]
-        self._device_name = device
+        self._device = select.choose(device)  # an unknown or absent one is a mistake now, not at the first frame
         self._options = parts.make_options(staging)
         self._threads = threads if threads is not None else parts.cpus()
         if self._threads < 1:
@@ -100,7 +100,6 @@ class Pipeline:
         self._closed = False
         self._iterating = False
         self._lock = threading.RLock()  # guards starting and _closed, _iterating and report; never needed to stop
-        select.make(device)[0].close()  # an unknown or absent device is a mistake now, not at the first frame
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -141,7 +140,7 @@ class Pipeline:
         """
         with self._lock:  # another thread may be starting it
             engine = self._engine
-            if engine is not None and threading.get_ident() in engine.idents:
+            if engine is not None and threading.current_thread() in engine.members:
                 raise FramepipeError(
                     "close() was called from inside a stage, sink or callback, on a thread of this pipeline that it "
                     "would wait for; call stop() there, and close() after run() or the loop has returned"
@@ -257,7 +256,7 @@ class Pipeline:
             self._stages, wanted | ({"image"} if iterating and not self._stages else set()), parts.make_rgb
         )
         self._check_outputs()
-        device, why = select.make(self._device_name)
+        device = self._device.make()
         opened: list[Callable[[], None]] = [device.close]
         try:
             options = self._options
@@ -302,7 +301,7 @@ class Pipeline:
                 except Exception as later:
                     error.add_note(f"then: {type(later).__name__}: {later}")
             raise
-        self._summary = Summary(why=why, strategy=options.strategy)
+        self._summary = Summary(why=self._device.why, strategy=options.strategy)
         return engine
 
     def _check_outputs(self) -> None:

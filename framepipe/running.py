@@ -172,7 +172,7 @@ class Runner:
         self.stager.plan_device(spec)
         for token in others:
             self.tokens.put(token)
-        if self.stager.holds_frames:
+        if self.stager.holds_frames and self.device.host_shared:
             for number in range(len(self._every_token), affordable(2 * spec.nbytes * batch)):
                 token = Token(self.device.event(f"done {number}"))
                 self._every_token.append(token)

@@ -59,7 +59,11 @@ class Summary:
                 "vram": [],
             },
             versions=reports.versions(),
-            warnings=[*engine.context.warnings, *(f"{f.name}: {w}" for f in feeds for w in f.warnings)],
+            warnings=[
+                *device.warnings,
+                *engine.context.warnings,
+                *(f"{feed.name}: {warning}" for feed in feeds for warning in feed.warnings),
+            ],
         )
         error = engine.error or next((feed.error for feed in feeds if feed.error is not None), None)
         report.error = redact(str(error)) if error is not None else None

@@ -78,14 +78,10 @@ def run_stages(
     source = FrameList(name="test", frames=frames)
     with Pipeline([source], stages, device=device, staging={"batch": batch}) as pipeline:
         for frame in pipeline:
-            arrays = {name: _host(frame, array) for name, array in frame.tensors.items()}
+            arrays = {name: frame.to_host(array).copy() for name, array in frame.tensors.items()}
             image = None if frame.image is None else frame.numpy().copy()
             results.append({"image": image, "tensors": arrays, "meta": dict(frame.meta)})
     return results
-
-
-def _host(frame: Frame, array: Any) -> np.ndarray:
-    return Frame(frame.item, frame.spec, array, host=frame._host).numpy().copy()
 
 
 def check_stage(

@@ -387,4 +387,4 @@ def test_no_source_is_a_mistake():
 
 def test_a_gpu_that_is_not_there_says_so(clip):
     with pytest.raises(framepipe.FramepipeError, match="cuda"):
-        Pipeline([clip], device="cuda")
+        Pipeline([clip], device="cuda:99")

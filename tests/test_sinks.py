@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -59,11 +60,16 @@ def file_size_limit():
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)  # Python ignores SIGXFSZ: writes fail with EFBIG instead
 
+    @contextlib.contextmanager
     def limit(nbytes):
+        # Lifted within the test: behind it pytest writes to its own output, which may be a file too.
         resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return limit
 
 
 # -- names
@@ -429,11 +435,11 @@ def test_jsonl_on_a_full_disk():
 def test_jsonl_keeps_whole_lines_when_the_disk_fills(tmp_path, file_size_limit):
     sink = Jsonl(path=str(tmp_path / "a.jsonl"))
     sink.open(context())
-    file_size_limit(5000)
-    with pytest.raises(SinkError, match="lines before are whole"):
-        for index in range(1000):
-            sink.write(frame(index))
-    sink.close()
+    with file_size_limit(5000):
+        with pytest.raises(SinkError, match="lines before are whole"):
+            for index in range(1000):
+                sink.write(frame(index))
+        sink.close()
     found = lines(tmp_path / "a.jsonl")
     assert len(found) > 10
     assert [record["index"] for record in found] == list(range(len(found)))
@@ -620,10 +626,10 @@ def test_images_refuse_what_exists_and_what_is_no_picture(tmp_path):
 def test_images_on_a_full_disk(tmp_path, file_size_limit):
     sink = Images(path=str(tmp_path / "{index}.png"))
     sink.open(context())
-    file_size_limit(1000)
-    with pytest.raises(SinkError, match=r"0\.png.*removed"):
-        sink.write(frame(0, image=noise(64, 64)))
-    sink.close()
+    with file_size_limit(1000):
+        with pytest.raises(SinkError, match=r"0\.png.*removed"):
+            sink.write(frame(0, image=noise(64, 64)))
+        sink.close()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -71,6 +71,8 @@ class Device(ABC):
 
     def __init__(self) -> None:
         self.ledger = Ledger()
+        self.warnings: list[str] = []
+        """What the user should know, shown once and in the report."""
 
     @property
     @abstractmethod
@@ -104,6 +106,14 @@ class Device(ABC):
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any, stream: Stream) -> Any:
         """Output memory for work on ``stream``, recycled by lease: reused only behind the last holder's work."""
+
+    def part(self, array: Any, i: int) -> Any:
+        """``array[i]`` as a frame gets it: memory whose holders are waited for one by one before it is used again."""
+        return array[i]
+
+    def using(self, stream: Any) -> AbstractContextManager[Any]:
+        """A context in which memory that is dropped counts as used by ``stream`` until then."""
+        return nullcontext()
 
     @abstractmethod
     def host_output(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

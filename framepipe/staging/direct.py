@@ -1,4 +1,4 @@
-"""The decoder's own frames travel; nothing is copied on the host."""
+"""The decoder's own frames travel; nothing is copied on the host by us."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from framepipe.device.base import Event, Stream
-from framepipe.errors import ConfigError
-from framepipe.frame import FrameSpec, Planes
+from framepipe.frame import FrameSpec, Planes, frame_planes
 from framepipe.registry import register
-from framepipe.stager import Stager
+from framepipe.staging._copying import CopyingStager
 
 if TYPE_CHECKING:
     from framepipe.device.base import Device
@@ -19,24 +18,38 @@ if TYPE_CHECKING:
 
 @register("direct")
 @dataclass(kw_only=True)
-class Direct(Stager):
-    """No copy: stages read the decoder's memory. Costs nothing on the CPU, where it is the default.
+class Direct(CopyingStager):
+    """No copy of ours. On the CPU, where it is the default, stages read the decoder's memory and it costs nothing.
 
-    The frames are read-only to everybody, since the decoder predicts later pictures from them.
+    On a GPU every plane is uploaded straight from the decoder's pageable memory: the driver copies it through a
+    buffer of its own, and the runner waits for that. On one thread this beats a ring; it cannot overlap. The frames
+    are read-only to everybody, since the decoder predicts later pictures from them.
     """
 
     holds_frames = True
-    shares_memory = True
 
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
-        if not device.host_shared:
-            raise ConfigError(
-                f"staging 'direct' on {device.kind!r} is not there yet; pooled, per_frame and pageable are"
-            )
         super().open(device, slots, batch, depth)
+        self.kept: dict[int, Sequence[Any]] = {}
 
     def fill(self, frames: Sequence[Any], slot: Slot, spec: FrameSpec) -> None:
         slot.frames = frames
 
     def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
-        return Planes(spec, len(slot.items), frames=slot.frames)
+        frames, n = slot.frames, len(slot.items)
+        if self.shares_memory:
+            return Planes(spec, n, frames=frames)
+        block = self.halves[half][: self.batch * spec.nbytes].reshape(self.batch, spec.nbytes)[:n]
+        for i, frame in enumerate(frames):
+            for plane, layout in zip(frame_planes(frame, spec), spec.planes, strict=True):
+                rows = plane.reshape(layout.height, layout.row_samples).view("uint8")
+                end = layout.offset + layout.pitch * layout.height
+                target = block[i, layout.offset : end].reshape(layout.height, layout.pitch)[:, : rows.shape[1]]
+                self.device.upload(target, rows, stream)
+        copied.record(stream)
+        self.kept[slot.index] = frames  # until the slot is used again, behind its fence
+        return Planes(spec, n, slab=block)
+
+    def close(self) -> None:
+        super().close()
+        self.kept.clear()
