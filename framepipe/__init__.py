@@ -69,9 +69,10 @@ pipeline   pipeline parts summary
 machinery  engine running delivering filling decode decoding chain | sources/ | stages/ | sinks/ | staging/
 inputs     container feed
 contracts  source stage sink stager
-below      device/ | kernels/ | ring | telemetry/
-values     frame pixfmt | memory | report
-ground     errors registry | redact | units
+below      kernels/ | ring | telemetry/
+values     frame pixfmt | report
+devices    device/
+ground     errors registry | memory | redact | units
 =========  ===========================================================================================================
 
 ``cli`` alone prints and handles signals. ``config`` turns YAML into components, ``parts`` does so with names and paths.

@@ -19,8 +19,6 @@ from framepipe.errors import FramepipeError
 from framepipe.feed import Feed, Unit
 from framepipe.source import Stream
 
-_ANNOUNCE_S = 0.001
-
 
 class DecodePool(Decoding):
     """Decodes ``feeds`` with ``threads`` workers; the filler takes frames with `take`.
@@ -63,7 +61,6 @@ class DecodePool(Decoding):
         self._workers_waiting = 0
         self._takers_waiting = 0
         self._turn = 0
-        self._announced_s = 0.0
         self._active = list(feeds)
         self.finished: deque[Feed] = deque()
         """Feeds of which everything was taken, for the sink thread to pick up."""
@@ -349,11 +346,9 @@ class DecodePool(Decoding):
     def _announce(self, feed: Feed, unit: Unit) -> None:
         if not self._takers_waiting or feed.units[0] is not unit:
             return
-        # Waking a thread costs as much as decoding a small picture: those are announced some at a time, the last of
-        # them when the worker puts the unit down.
-        now = time.monotonic()
-        if feed.alone or now - self._announced_s >= _ANNOUNCE_S:  # what may stall may do so now
-            self._announced_s = now
+        # Waking the three threads behind costs as much as decoding a small picture, so they are woken for several
+        # at once: when the queue is half full, or when the worker puts the unit down, at the latest after a step.
+        if feed.alone or len(unit.out) >= feed.limit // 2:
             with self._lock:
                 self._frames.notify()
 

@@ -1,0 +1,96 @@
+// Where the samples of a picture come from: decoded planes of any format, or RGB pictures. A reader gives the red,
+// green and blue code of the pixel at (x, y) of the upright picture. framepipe/kernels/_colour.py has the definition;
+// the floor of a term can wait here for that of the last shift, since a whole number stands between them:
+// (((k * s) >> d) + c) >> 5 == (k * s + (c << d)) >> (d + 5). All of it fits 32 bits with a sign, by `Coefficients`.
+
+template <class T>
+__device__ __forceinline__ int sample(const u8* in, const Source& s, int component, int x, int y)
+{
+    return __ldg((const T*)(in + s.offset[component] + (i64)y * s.pitch[component] + x * s.step[component]));
+}
+
+// A sample of either width, for what is seldom in the way.
+__device__ __forceinline__ int sample(const u8* in, const Source& s, int component, int x, int y)
+{
+    return s.wide ? sample<u16>(in, s, component, x, y) : sample<u8>(in, s, component, x, y);
+}
+
+__device__ __forceinline__ int lying_x(const Source& s, int x, int y) { return s.turn[0] * x + s.turn[1] * y + s.turn[2]; }
+__device__ __forceinline__ int lying_y(const Source& s, int x, int y) { return s.turn[3] * x + s.turn[4] * y + s.turn[5]; }
+
+// What a pair of chroma samples adds to red, green and blue, offsets included.
+__device__ __forceinline__ void chroma(const Source& s, int u, int v, int (&sum)[3])
+{
+    sum[0] = (int)(s.rv * v & s.mask) + s.offsets[0];
+    sum[1] = s.offsets[1] - (int)(s.gu * u & s.mask) - (int)(s.gv * v & s.mask);
+    sum[2] = (int)(s.bu * u & s.mask) + s.offsets[2];
+}
+
+__device__ __forceinline__ int code(const Source& s, int luma, int sum)
+{
+    return clip((int)(s.y * luma + sum) >> s.shift, 0, 255);
+}
+
+// Samples of 8 bits that are codes already.
+struct Codes {
+    static __device__ __forceinline__ void read(const Source& s, const u8* in, int ux, int uy, int (&rgb)[3])
+    {
+        const int x = lying_x(s, ux, uy), y = lying_y(s, ux, uy);
+        for (int c = 0; c < 3; c++)
+            rgb[c] = sample<u8>(in, s, c, x, y);
+    }
+};
+
+// Red, green and blue, or grey thrice, of any depth and range.
+struct Separate {
+    static __device__ __forceinline__ void read(const Source& s, const u8* in, int ux, int uy, int (&rgb)[3])
+    {
+        const int x = lying_x(s, ux, uy), y = lying_y(s, ux, uy);
+        for (int c = 0; c < 3; c++)
+            rgb[c] = code(s, sample(in, s, c, x, y), s.offsets[c]);
+    }
+};
+
+// Luma and repeated chroma.
+template <class T>
+struct Yuv {
+    static __device__ __forceinline__ void read(const Source& s, const u8* in, int ux, int uy, int (&rgb)[3])
+    {
+        const int x = lying_x(s, ux, uy), y = lying_y(s, ux, uy);
+        const int luma = sample<T>(in, s, 0, x, y);
+        const int cx = x >> s.w_shift, cy = y >> s.h_shift;
+        int sum[3];
+        chroma(s, sample<T>(in, s, 1, cx, cy), sample<T>(in, s, 2, cx, cy), sum);
+        for (int c = 0; c < 3; c++)
+            rgb[c] = code(s, luma, sum[c]);
+    }
+};
+
+// Luma and interpolated chroma: sums are mixed, in 32nds of a code.
+struct Smooth {
+    static __device__ __forceinline__ void add(const Source& s, const u8* in, int x, int y, int weight, int (&mixed)[3])
+    {
+        int sum[3];
+        chroma(s, sample(in, s, 1, x, y), sample(in, s, 2, x, y), sum);
+        for (int c = 0; c < 3; c++)
+            mixed[c] += weight * (sum[c] >> (s.shift - 5));
+    }
+
+    static __device__ __forceinline__ void read(const Source& s, const u8* in, int ux, int uy, int (&rgb)[3])
+    {
+        const int x = lying_x(s, ux, uy), y = lying_y(s, ux, uy);
+        const int left = x >> s.w_shift, right = min(left + 1, s.chroma_width - 1);
+        const int q = 2 * y + 1 - (1 << s.h_shift), above = q >> (s.h_shift + 1);
+        const int upper = max(above, 0), lower = min(above + 1, s.chroma_height - 1);
+        const int u = x & ((1 << s.w_shift) - 1), v = q & ((2 << s.h_shift) - 1);
+        const int u_rest = (1 << s.w_shift) - u, v_rest = (2 << s.h_shift) - v;
+        int mixed[3] = {0, 0, 0};
+        add(s, in, left, upper, u_rest * v_rest, mixed);
+        add(s, in, right, upper, u * v_rest, mixed);
+        add(s, in, left, lower, u_rest * v, mixed);
+        add(s, in, right, lower, u * v, mixed);
+        const int luma = sample(in, s, 0, x, y), down = s.w_shift + s.h_shift + 1, half = 1 << (down - 1);
+        for (int c = 0; c < 3; c++)
+            rgb[c] = code(s, luma, ((mixed[c] + half) >> down) << (s.shift - 5));
+    }
+};
