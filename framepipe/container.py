@@ -21,6 +21,8 @@ from framepipe.source import Stream
 
 _SLICE_S = 0.1
 _ATTACHED_PIC = 0x0400  # AV_DISPOSITION_ATTACHED_PIC: a cover, not video
+# Text in files need not be UTF-8; from PyAV 19 on it replaces what is not, before it raised.
+_OPEN: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 MIN_SEGMENT = 16
 """Packets of the shortest segment: shorter ones (all-intra codecs) are joined, since taking one up has a price."""
 
@@ -157,7 +159,9 @@ class ContainerStream(Stream):
         if self._target != "-" and not is_url(self._target) and os.path.isdir(self._target):
             raise SourceError(f"{self.uri}: is a folder; name a file in it, or a pattern such as {self.uri}/*.mp4")
         target: Any = self._target
-        options: dict[str, Any] = {"options": dict(self._options)} if self._options else {}
+        options = dict(_OPEN)
+        if self._options:
+            options["options"] = dict(self._options)
         if self._target == "-" or (self.may_stall and not is_url(self._target)):
             target = self._patient()
         elif is_url(self._target):

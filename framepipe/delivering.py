@@ -159,6 +159,8 @@ class Deliverer:
                 raise
             except Exception as error:
                 raise stage_error(link.stage, batch, error) from error
+        if chain.late and not self.device.host_shared:
+            self.runner.back.synchronize()  # they have not run yet where work is deferred, and read what goes now
         for name in [name for name in batch.arrays if name not in chain.kept]:
             del batch.arrays[name]
 
@@ -179,11 +181,9 @@ class Deliverer:
         return host
 
     def _to_host(self, chain: Chain, batch: Batch) -> dict[str, Any]:
-        """What host sinks read, as numpy arrays; stages launched by `_collect` are complete after it."""
+        """What host sinks read, as numpy arrays."""
         if self.device.host_shared:
             return batch.arrays
-        if chain.late:
-            self.runner.back.synchronize()
         names = {name for sink in self.sinks if sink.host for name in sink.reads if name in batch.arrays}
         return {name: self._download(batch.arrays[name]) for name in sorted(names)}
 

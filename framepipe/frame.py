@@ -166,7 +166,7 @@ def _spec(
         pix_fmt,
         matrix,
         full_range,
-        rotation % 360,
+        round(rotation / 90) * 90 % 360,  # pictures are turned by right angles only
         _TRANSFER.get(color_trc, "sdr"),
         tuple(assumed) if fmt.model != "gray" else (),
     )

@@ -130,6 +130,8 @@ class Runner:
             self.chains.note(item.source, spec)
         half = self._batches % self.depth
         self._batches += 1
+        if self._batches % 32 == 0:
+            self.device.watch()
         items = slot.items
         self.copy.wait(self.consumed[half])  # the edge back: the half is overwritten only behind its last reader
         planes = self.stager.upload(slot, spec, half, self.copy, slot.copied)

@@ -56,7 +56,7 @@ class Summary:
                 "pageable_bytes": device.ledger.peak.get("pageable", 0),
                 "device_bytes_peak": device.ledger.peak.get("device"),
                 "rss_peak_bytes": reports.peak_rss_bytes(),
-                "vram": [],
+                "vram": device.vram(),
             },
             versions=reports.versions(),
             warnings=[

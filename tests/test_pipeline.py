@@ -289,6 +289,12 @@ def test_late_stages_see_what_was_collected(clip, device):
             assert number_of(255 - image) == frame.index
 
 
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+def test_late_stages_run_for_sinks_that_do_not_read_them(clip, device):
+    with Pipeline([clip], [Mean(), Invert()], ["discard"], device=device) as pipeline:
+        assert pipeline.run().frames["delivered"] == 60
+
+
 def test_a_stage_may_filter(clip):
     report, _ = run([clip], [Mean(keep=1000.0)])
     assert report.frames["filtered"] == {"mean": 60} and report.frames["delivered"] == 0

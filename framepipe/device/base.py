@@ -160,6 +160,13 @@ class Device(ABC):
     def flush(self, stream: Stream) -> None:  # noqa: B027
         """Push queued launches to the hardware (WDDM holds them back until something does)."""
 
+    def watch(self) -> None:  # noqa: B027
+        """Take a reading of device memory, for the least that was free; costs microseconds."""
+
+    def vram(self) -> list[dict[str, Any]]:
+        """Readings of device memory in bytes, each with its source; empty where there is none."""
+        return []
+
     @abstractmethod
     def close(self) -> None:
         """Wait for every stream, then give all memory back. Idempotent; goes on after an error."""

@@ -10,7 +10,6 @@ import importlib
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -19,6 +18,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from framepipe.device._leases import Lease, Outputs, Share
 from framepipe.device.base import Device, Event, Stream
 from framepipe.errors import ClosedError, DeviceError, DeviceUnavailableError
 from framepipe.memory import RecyclingPool, aligned_empty
@@ -113,12 +113,13 @@ class CudaDevice(Device):
         self._pinned: dict[int, Any] = {}
         self._refused = False
         self._streams: list[CudaStream] = []
-        self._outputs = _Outputs(self)
+        self._outputs = Outputs(self)
         self._host_outputs = _PinnedPool(self)
         self._lock = threading.Lock()  # guards _pinned and _refused
         with self._device:
-            self.free_at_start = int(cp.cuda.runtime.memGetInfo()[0])
-        self.free_least = self.free_at_start
+            self._free_start, self._total = (int(value) for value in cp.cuda.runtime.memGetInfo())
+        self._free_least = self._free_start
+        self._free_end: int | None = None
 
     @property
     def kernels(self) -> ModuleType:
@@ -139,7 +140,7 @@ class CudaDevice(Device):
     @contextmanager
     def current(self, stream: Stream) -> Iterator[None]:
         assert isinstance(stream, CudaStream)
-        with self._device, cp.cuda.using_allocator(self._malloc), stream.raw:
+        with self._device, cp.cuda.using_allocator(self.malloc), stream.raw:
             yield
 
     def enqueue(
@@ -157,12 +158,16 @@ class CudaDevice(Device):
             cp.cuda.runtime.streamQuery(stream.ptr)
 
     def watch(self) -> None:
-        """Note how much device memory is free now (about 4 µs)."""
-        self.free_least = min(self.free_least, int(cp.cuda.runtime.memGetInfo()[0]))
+        self._free_least = min(self._free_least, int(cp.cuda.runtime.memGetInfo()[0]))
+
+    def vram(self) -> list[dict[str, Any]]:
+        reading = {"free_start": self._free_start, "free_least": self._free_least, "free_end": self._free_end}
+        return [{"source": "cudaMemGetInfo", "device": self.number, "total": self._total, **reading}]
 
     # -- memory --------------------------------------------------------------------------------------------------
 
-    def _malloc(self, nbytes: int) -> Any:
+    def malloc(self, nbytes: int) -> Any:
+        """Device memory of the pipeline's own pool (what CuPy allocates in its threads comes from here too)."""
         if self._closed:
             raise ClosedError("the device of this pipeline is closed")
         memory = self._pool.malloc(nbytes)
@@ -204,7 +209,7 @@ class CudaDevice(Device):
 
     def fixed(self, nbytes: int) -> Any:
         with self._device:
-            memory = self._malloc(nbytes)
+            memory = self.malloc(nbytes)
         self.ledger.add("device", nbytes)
         return cp.ndarray((nbytes,), cp.uint8, memory)
 
@@ -218,10 +223,10 @@ class CudaDevice(Device):
     def part(self, array: Any, i: int) -> Any:
         """``array[i]``, whose last holder's stream is waited for by itself before the block is used again."""
         lease = getattr(array.data.mem, "_owner", None)
-        if not isinstance(lease, _Lease) or not array.flags.c_contiguous:
+        if not isinstance(lease, Lease) or not array.flags.c_contiguous:
             return array[i]
         view = array[i]
-        memory = cp.cuda.UnownedMemory(view.data.ptr, max(1, view.nbytes), _Share(lease), self.number)
+        memory = cp.cuda.UnownedMemory(view.data.ptr, max(1, view.nbytes), Share(lease), self.number)
         return cp.ndarray(view.shape, view.dtype, cp.cuda.MemoryPointer(memory, 0))
 
     def host_output(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -258,7 +263,7 @@ class CudaDevice(Device):
                 lost = lost or error
         try:
             with self._device:
-                self.free_at_end = int(cp.cuda.runtime.memGetInfo()[0])
+                self._free_end = int(cp.cuda.runtime.memGetInfo()[0])
         except _CudaError as error:
             lost = lost or _explain(error)
         self._closed = True
@@ -295,95 +300,6 @@ def _check_fork() -> None:
             "start workers with multiprocessing.get_context('spawn')"
         )
     _owner_pid = os.getpid()
-
-
-class _Block:
-    """A block of output memory and the events of whoever used it last."""
-
-    __slots__ = ("behind", "memory", "nbytes")
-
-    def __init__(self, memory: Any, nbytes: int) -> None:
-        self.memory, self.nbytes = memory, nbytes
-        self.behind: list[Any] = []
-
-
-class _Lease:
-    """Keeps a block from being used again while an array over it lives; any thread may drop the last one."""
-
-    __slots__ = ("block", "outputs")
-
-    def __init__(self, outputs: _Outputs, block: _Block) -> None:
-        self.outputs, self.block = outputs, block
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.outputs.give(self.block)
-
-
-class _Share:
-    """One picture's part of a lease: notes the stream on which its holder dropped it."""
-
-    __slots__ = ("lease",)
-
-    def __init__(self, lease: _Lease) -> None:
-        self.lease = lease
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.lease.outputs.mark(self.lease.block)
-
-
-class _Outputs:
-    """Device memory of exact sizes that comes back by lease. Never blocks: with every block held it makes a new one."""
-
-    def __init__(self, device: CudaDevice) -> None:
-        self._device = device
-        self._free: dict[int, deque[_Block]] = {}
-        self._closed = False
-        self.made = 0
-
-    def lease(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: CudaStream) -> Any:
-        nbytes = dtype.itemsize
-        for side in shape:
-            nbytes *= side
-        nbytes = max(nbytes, 1)
-        free = self._free.setdefault(nbytes, deque())
-        try:
-            # The longest unused first: most likely nobody has to be waited for.
-            block = free.popleft()
-        except IndexError:
-            block = _Block(self._device._malloc(nbytes), nbytes)
-            self._device.ledger.add("device", nbytes)
-            self.made += 1
-        for event in block.behind:
-            stream.raw.wait_event(event)
-        block.behind = []
-        memory = cp.cuda.UnownedMemory(block.memory.ptr, nbytes, _Lease(self, block), self._device.number)
-        return cp.ndarray(shape, dtype, cp.cuda.MemoryPointer(memory, 0))
-
-    def mark(self, block: _Block) -> None:
-        """The calling thread's current stream is the last user so far."""
-        try:
-            with self._device._device:
-                event = cp.cuda.Event(block=False, disable_timing=True)
-                event.record(cp.cuda.get_current_stream())
-        except _CudaError:
-            return  # the context is lost, and nothing will be used again
-        block.behind.append(event)
-
-    def give(self, block: _Block) -> None:
-        self.mark(block)
-        if self._closed:
-            self._device.ledger.add("device", -block.nbytes)
-        else:
-            self._free[block.nbytes].append(block)
-
-    def close(self) -> None:
-        self._closed = True
-        for nbytes, free in list(self._free.items()):
-            while free:
-                free.popleft()
-                self._device.ledger.add("device", -nbytes)
 
 
 class _PinnedPool(RecyclingPool):

@@ -1,0 +1,173 @@
+"""What the picture kernels read and write, as the structs that they take: planes, pictures and tensors."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from framepipe.frame import FrameSpec, Planes
+from framepipe.kernels._colour import FRACTION, coefficients
+
+Struct = np.ndarray[Any, Any]
+"""A structured array of no dimensions: a kernel's argument by value."""
+
+SOURCE = np.dtype(
+    [
+        ("picture", "i8"),
+        ("offset", "i8", 3),
+        ("pitch", "i4", 3),
+        ("step", "i4", 3),
+        ("turn", "i4", 6),
+        ("width", "i4"),
+        ("height", "i4"),
+        ("rotation", "i4"),
+        ("w_shift", "i4"),
+        ("h_shift", "i4"),
+        ("chroma_width", "i4"),
+        ("chroma_height", "i4"),
+        ("wide", "i4"),
+        ("shift", "i4"),
+        ("mask", "u4"),
+        ("y", "u4"),
+        ("rv", "u4"),
+        ("gu", "u4"),
+        ("gv", "u4"),
+        ("bu", "u4"),
+        ("offsets", "i4", 3),
+    ],
+    align=True,
+)
+"""Three components: where they stand from a picture's first byte (``offset``), bytes between rows and samples.
+
+``turn`` takes (x, y) of the upright picture to x (the first three) and y of the lying one, whose size is given. Terms
+are kept above ``shift - 5`` bits (``mask``); ``offsets`` of the sums are moved up by as much.
+"""
+
+TARGET = np.dtype(
+    [
+        ("picture", "i8"),
+        ("row", "i8"),
+        ("channel", "i8"),
+        ("column", "i4"),
+        ("width", "i4"),
+        ("height", "i4"),
+        ("kind", "i4"),
+        ("swap", "i4"),
+        ("together", "i4"),
+        ("factor", "f4", 3),
+        ("offset", "f4", 3),
+    ],
+    align=True,
+)
+"""Bytes between pictures, rows, channels and columns; what is stored (``KINDS``), and whether as blue, green, red.
+
+``together`` is 1 where the three channels of a pixel, and the pixels of a row, follow each other without a gap.
+"""
+
+KINDS = {"uint8": 0, "float16": 1, "float32": 2}
+_TURNS = {
+    # x and y of the lying picture in those of the upright one; W and H are the lying one's.
+    0: lambda w, h: (1, 0, 0, 0, 1, 0),
+    90: lambda w, h: (0, -1, w - 1, 1, 0, 0),
+    180: lambda w, h: (-1, 0, w - 1, 0, -1, h - 1),
+    270: lambda w, h: (0, 1, 0, -1, 0, h - 1),
+}
+_AS_THEY_ARE = (0, 1, 2)
+
+
+def slab_of(planes: Planes) -> Any:
+    """The slab of planes on the device. Raises `ValueError` where there is none or it is too small."""
+    slab, spec = planes.slab, planes.spec
+    if slab is None:
+        raise ValueError("these planes are the decoder's own frames in host memory; a GPU reads planes from a slab")
+    if slab.ndim != 2 or slab.shape[0] < planes.n or slab.shape[1] < spec.nbytes or slab.strides[1] != 1:
+        raise ValueError(f"a slab of shape {slab.shape} does not hold {planes.n} pictures of {spec.nbytes} bytes")
+    return slab
+
+
+@lru_cache(maxsize=256)
+def planes_source(spec: FrameSpec, picture: int, smooth: bool = False) -> tuple[Struct, str]:
+    """How to read pictures of ``spec`` that are ``picture`` bytes apart, and the name of the reader."""
+    fmt = spec.format
+    letters = {"yuv": "YUV", "rgb": "RGB", "gray": "YYY"}[fmt.model]
+    source = np.zeros((), SOURCE)
+    source["picture"] = picture
+    for i, letter in enumerate(letters):
+        at, channel = fmt.components[letter]
+        layout = spec.planes[at]
+        source["offset"][i] = layout.offset + channel * fmt.itemsize
+        source["pitch"][i] = layout.pitch
+        source["step"][i] = layout.channels * fmt.itemsize
+    source["turn"] = _TURNS[spec.rotation](spec.width, spec.height)
+    source["width"], source["height"], source["rotation"] = spec.width, spec.height, spec.rotation
+    source["wide"] = fmt.itemsize == 2
+    _colour(source, spec)
+    if fmt.model != "yuv":
+        return source, "codes" if _are_codes(source, spec) else "separate"
+    chroma, layout = fmt.planes[fmt.components["U"][0]], spec.planes[fmt.components["U"][0]]
+    source["w_shift"], source["h_shift"] = chroma.w_shift, chroma.h_shift
+    source["chroma_width"], source["chroma_height"] = layout.width, layout.height
+    if smooth and (chroma.w_shift or chroma.h_shift):
+        return source, "smooth"
+    return source, "yuv_16" if fmt.itemsize == 2 else "yuv_8"
+
+
+def _colour(source: Struct, spec: FrameSpec) -> None:
+    k, down = coefficients(spec), spec.format.bits + spec.format.shift
+    source["shift"] = down + FRACTION
+    source["mask"] = (0xFFFFFFFF << down) & 0xFFFFFFFF
+    for name in ("y", "rv", "gu", "gv", "bu"):
+        source[name] = getattr(k, name)
+    green, blue = (k.g0, k.b0) if spec.format.model == "yuv" else (k.r0, k.r0)
+    source["offsets"] = [value << down for value in (k.r0, green, blue)]
+
+
+def _are_codes(source: Struct, spec: FrameSpec) -> bool:
+    """Whether every sample comes out as it is."""
+    if spec.format.itemsize == 2:
+        return False
+    samples = np.arange(256)
+    codes = (samples * int(source["y"]) + int(source["offsets"][0])) >> int(source["shift"])
+    return bool((np.clip(codes, 0, 255) == samples).all())
+
+
+@lru_cache(maxsize=256)
+def image_source(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Struct, str]:
+    """How to read (N, H, W, 3) uint8 pictures, and the name of the reader."""
+    source = np.zeros((), SOURCE)
+    source["picture"] = strides[0]
+    source["offset"] = [channel * strides[3] for channel in range(3)]
+    source["pitch"], source["step"] = strides[1], strides[2]
+    source["turn"] = _TURNS[0](0, 0)
+    source["height"], source["width"] = shape[1:3]
+    return source, "codes"
+
+
+@lru_cache(maxsize=256)
+def target(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: str,
+    layout: str = "nhwc",
+    order: str = "rgb",
+    factor: tuple[float, ...] | None = None,
+    offset: tuple[float, ...] | None = None,
+) -> Struct:
+    """How to write (N, 3, H, W) or (N, H, W, 3); without ``factor`` and ``offset`` the codes as they are.
+
+    Raises `TypeError` for a dtype that cannot hold them.
+    """
+    if dtype not in KINDS or (dtype == "uint8" and factor is not None):
+        raise TypeError(f"{'codes' if factor is None else 'float32 numbers'} cannot be written to {dtype}")
+    y, x, c = (2, 3, 1) if layout == "nchw" else (1, 2, 3)
+    out = np.zeros((), TARGET)
+    out["picture"], out["row"], out["column"], out["channel"] = strides[0], strides[y], strides[x], strides[c]
+    out["height"], out["width"] = shape[y], shape[x]
+    out["kind"], out["swap"] = KINDS[dtype], order == "bgr"
+    itemsize = np.dtype(dtype).itemsize
+    out["together"] = strides[c] == itemsize and strides[x] == 3 * itemsize
+    out["factor"] = 1.0 if factor is None else factor
+    out["offset"] = 0.0 if offset is None else offset
+    return out

@@ -1,0 +1,159 @@
+"""The kernels of NVIDIA GPUs: the functions of `framepipe.kernels.cpu`, with the same bits.
+
+Every function enqueues on CuPy's current stream of the current device and returns; none waits, copies to or from the
+host, or takes device memory (but `difference`, see there). Arrays are CuPy's; ``planes`` are in a slab on the device,
+whose rows may be further apart than a picture is long. A batch is one launch. Images and results may have any strides;
+rows whose pixels follow each other without a gap are the fast case.
+
+A launch needs addresses, sizes and whole numbers only, which travel as its arguments: resize weights are computed by
+the threads that use them, marks and their text are arguments too, and the font is in the code. So there is no table
+on the device that somebody would have to own. What is compiled belongs to the process and is kept until its end.
+
+``accuracy`` makes no difference here: on a GPU the exact conversion is bound by memory, and there is no faster one.
+Wrong shapes and dtypes raise `ValueError` or `TypeError` before anything is enqueued.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from framepipe.frame import FrameSpec, Planes
+from framepipe.kernels import _cuda_difference, _cuda_draw, _cuda_picture, _cuda_stats
+from framepipe.kernels._draw import Mark
+from framepipe.kernels._resample import Color, Method, Rect
+from framepipe.kernels._tensor import Layout, Order
+from framepipe.kernels.cpu import Accuracy, Chroma
+
+__all__ = [
+    "difference",
+    "draw_boxes",
+    "fast_path",
+    "luma_stats",
+    "normalize",
+    "prepare",
+    "resize",
+    "stats",
+    "to_rgb",
+    "to_tensor",
+]
+
+_PROGRAMS = (
+    _cuda_picture.convert_program,
+    _cuda_picture.picture_program,
+    _cuda_stats.program,
+    _cuda_difference.program,
+    _cuda_draw.program,
+)
+
+
+def prepare() -> float:
+    """Compile every kernel for the current device now, not when it is first used; seconds that took.
+
+    Some seconds once for a version of framepipe, CuPy and the driver: CuPy keeps the result on disk. Raises
+    `DeviceError` where a kernel cannot be compiled.
+    """
+    began = time.perf_counter()
+    for program in _PROGRAMS:
+        program.module()
+    return time.perf_counter() - began
+
+
+def fast_path(spec: FrameSpec) -> bool:
+    """False: "fast" is the exact kernel here."""
+    return False
+
+
+def to_rgb(planes: Planes, out: Any = None, *, accuracy: Accuracy = "exact", chroma: Chroma = "nearest") -> Any:
+    """Write the upright RGB of each picture to ``out``, (N, H, W, 3) uint8, and return it.
+
+    See `framepipe.kernels.cpu.to_rgb`. Where ``out`` is None it is new memory of the current allocator.
+    """
+    return _cuda_picture.to_rgb(planes, out, chroma)
+
+
+def resize(
+    images: Any,
+    out: Any,
+    *,
+    method: Method,
+    source: Rect | None = None,
+    target: Rect | None = None,
+    color: Color = (0, 0, 0),
+) -> None:
+    """Resample the part ``source`` of each picture to the part ``target`` of ``out``; the rest becomes ``color``.
+
+    See `framepipe.kernels.cpu.resize`.
+    """
+    _cuda_picture.resize(images, out, method, source, target, color)
+
+
+def normalize(
+    images: Any, out: Any, *, factor: Any, offset: Any, layout: Layout = "nchw", order: Order = "rgb"
+) -> None:
+    """``x * factor[c] + offset[c]`` of every sample, to (N, 3, H, W) or (N, H, W, 3).
+
+    See `framepipe.kernels.cpu.normalize`; ``factor`` and ``offset`` are numpy arrays here too.
+    """
+    _cuda_picture.normalize(images, out, factor, offset, layout, order)
+
+
+def to_tensor(
+    planes: Planes,
+    out: Any,
+    *,
+    accuracy: Accuracy = "exact",
+    method: Method = "bilinear",
+    source: Rect | None = None,
+    target: Rect | None = None,
+    color: Color = (0, 0, 0),
+    factor: Any = None,
+    offset: Any = None,
+    layout: Layout = "nchw",
+    order: Order = "rgb",
+) -> None:
+    """Planes to a tensor in one launch, with the bits of `to_rgb`, `resize` and `normalize`.
+
+    See `framepipe.kernels.cpu.to_tensor`.
+    """
+    _cuda_picture.to_tensor(planes, out, method, source, target, color, factor, offset, layout, order)
+
+
+def stats(images: Any, out: Any) -> None:
+    """Sum, minimum and maximum of red, green and blue of each picture to ``out``, (N, 3, 3) int64."""
+    _cuda_stats.stats(images, out)
+
+
+def luma_stats(planes: Planes, out: Any) -> None:
+    """Sum, minimum and maximum of each picture's luma samples as they lie in memory to ``out``, (N, 1, 3) int64."""
+    _cuda_stats.luma_stats(planes, out)
+
+
+def difference(
+    channels: Sequence[Any],
+    state: Any,
+    mask: Any,
+    *,
+    shrink: int,
+    extra_bits: int,
+    threshold: int,
+    limit: int,
+    slow: int,
+    hold: int,
+    first: bool = False,
+) -> None:
+    """Compare one picture with what ``state`` knows of the background, write ``mask``, and learn from the picture.
+
+    See `framepipe.kernels.cpu.difference`. Whether there was a cut is found out and acted on by the device. Four bytes
+    a pixel of the state are taken from the current allocator and given back, to be used again on this stream only.
+    """
+    _cuda_difference.difference(channels, state, mask, shrink, extra_bits, threshold, limit, slow, hold, first)
+
+
+def draw_boxes(image: Any, marks: Iterable[Mark], thickness: int, scale: int) -> None:
+    """Draw ``marks`` into ``image``, (H, W, 3) uint8, in place; later ones are on top.
+
+    See `framepipe.kernels.cpu.draw_boxes`. A launch takes 40 marks and 2048 letters.
+    """
+    _cuda_draw.draw_boxes(image, marks, thickness, scale)
