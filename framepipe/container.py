@@ -36,6 +36,8 @@ class PatientFile:
 
     def __init__(self, fd: int, name: str, stopping: Callable[[], bool], *, owns_fd: bool) -> None:
         self.name = name
+        self.nbytes = 0
+        """Bytes read so far."""
         self._fd = fd
         self._stopping = stopping
         self._owns_fd = owns_fd
@@ -43,8 +45,11 @@ class PatientFile:
     def read(self, size: int = -1) -> bytes:
         """At most ``size`` bytes; ``b""`` at the end or once the pipeline stops."""
         size = size if size > 0 else 65536
-        if sys.platform == "win32":
-            return self._read_in_thread(size)
+        data = self._read_in_thread(size) if sys.platform == "win32" else self._read(size)
+        self.nbytes += len(data)
+        return data
+
+    def _read(self, size: int) -> bytes:
         while not self._stopping():
             if _readable(self._fd):
                 return os.read(self._fd, size)
@@ -194,6 +199,8 @@ class ContainerStream(Stream):
         return file
 
     def _why_unreadable(self) -> str:
+        if self._files:
+            return "is no video that FFmpeg knows" if self._files[-1].nbytes else "ended before anything came"
         try:
             size = os.path.getsize(self._target)
         except OSError:
@@ -305,7 +312,9 @@ class Cutter:
     """
 
     def __init__(self, packets: Iterator[Any], min_packets: int = MIN_SEGMENT) -> None:
-        self._packets = packets
+        self.top_pts: int | None = None
+        """The greatest pts seen so far."""
+        self._packets = self._noted(packets)
         self._min = min_packets
         self._pending: list[Any] = []  # the next segment's key frame and leading packets, plus one packet behind
         self._leading = 0
@@ -342,6 +351,12 @@ class Cutter:
                 return Segment([], key_pts)
         self.ended = True
         return Segment(packets, key_pts, leading, last=True) if packets else None
+
+    def _noted(self, packets: Iterator[Any]) -> Iterator[Any]:
+        for packet in packets:
+            if packet.pts is not None and (self.top_pts is None or packet.pts > self.top_pts):
+                self.top_pts = packet.pts
+            yield packet
 
     def rest(self) -> Iterator[Any]:
         """Every packet not handed out yet, in file order (to go on linearly)."""

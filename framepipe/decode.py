@@ -280,9 +280,7 @@ class DecodePool(Decoding):
     def _may_begin(self, feed: Feed) -> bool:
         """Lock held: whether another unit may be begun: the source opened, opened again, or a segment cut."""
         if feed.stream is None or feed.input_ended:
-            if not feed.loops_left or not all(unit.done for unit in feed.units):
-                return False
-            if sum(len(unit.out) for unit in feed.units) >= feed.limit:
+            if not feed.loops_left or not self._may_go_round(feed):
                 return False
             if not feed.group or feed.stream is not None:
                 return True
@@ -295,6 +293,14 @@ class DecodePool(Decoding):
         if feed.units and feed.units[-1].at_tail:
             return True  # it waits for the first picture of the segment behind it
         return len(feed.units) < self._width(feed) and self._has_room_ahead(feed)
+
+    def _may_go_round(self, feed: Feed) -> bool:
+        """Lock held: the segments of a loop's next round begin beside the last ones of this; all else behind it."""
+        running = [unit for unit in feed.units if not unit.done]
+        if not running:
+            return sum(len(unit.out) for unit in feed.units) < feed.limit
+        segments = all(unit.segment is not None for unit in running)
+        return segments and len(feed.units) < self._width(feed) and self._has_room_ahead(feed)
 
     def _runnable(self, feed: Feed, unit: Unit, position: int) -> bool:
         if unit.cancelled:

@@ -81,7 +81,7 @@ class Decoding(ABC):
             feed.input_ended = False
         feed.expected = stream.expected
         if feed.top_pts is not None:
-            feed.offset = feed.top_pts + _one_frame(stream)
+            feed.offset = max(feed.top_pts, feed.round_pts or feed.top_pts) + _one_frame(stream)
         if not isinstance(stream, ContainerStream):
             feed.mode = "frames"
             self._add(feed, Unit(stream, None, stream.frames(), offset=feed.offset))
@@ -129,15 +129,14 @@ class Decoding(ABC):
         assert isinstance(stream, ContainerStream)
         segment = feed.cutter.next()
         if segment is None:
-            feed.input_ended = True
+            feed.end_round()
             if feed.units and feed.units[-1].segment is not None:
                 feed.units[-1].segment.last = True
-            feed.cutter = None
             return
         unit = Unit(stream, self._decoder(feed, stream), iter(segment.packets), segment, feed.offset)
         with self._lock:
             if segment.last:
-                feed.input_ended, feed.cutter = True, None
+                feed.end_round()
             self._add(feed, unit)
 
     def _step(self, feed: Feed, unit: Unit) -> None:
@@ -236,7 +235,8 @@ class Decoding(ABC):
             self._decode(feed, unit, None)
             if segment is not None:
                 unit.decoder.flush_buffers()
-                feed.spare.append(unit.decoder)
+                if unit.stream is feed.stream:
+                    feed.spare.append(unit.decoder)
         if segment is None or segment.last:
             feed.input_ended = True
             error = getattr(unit.stream, "demux_error", None)

@@ -79,6 +79,8 @@ class Feed:
         self.loops_left = max(1, source.loop)
         self.offset = 0
         self.top_pts: int | None = None
+        self.round_pts: int | None = None
+        """The last pts of the round of a loop that is being decoded, once its packets have all been cut."""
         self.shift = 0
         """What to add to the pts of the frame taken last: loops go on in time."""
         # the books
@@ -102,6 +104,12 @@ class Feed:
         self.fps_origin_s = 0.0
         self.expected: int | None = None
         self.packets_read = 0
+
+    def end_round(self) -> None:
+        """All packets of the input have been cut into segments."""
+        if self.cutter is not None and self.cutter.top_pts is not None:
+            self.round_pts = self.offset + self.cutter.top_pts
+        self.input_ended, self.cutter = True, None
 
     @property
     def in_flight(self) -> int:

@@ -348,7 +348,7 @@ def scenes(spec: FrameSpec, count: int) -> list[Planes]:
     slabs = []
     pattern = rng.random((2, spec.height, spec.width))
     for number in range(count):
-        picture = pattern[number > 24] * 0.5 + 0.25
+        picture = pattern[int(number > 24)] * 0.5 + 0.25
         if number >= 8:
             picture = picture * (0.8 if number < 20 else 1.1)
         picture = picture + rng.normal(0, 0.004, picture.shape)

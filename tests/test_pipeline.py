@@ -205,6 +205,14 @@ def test_loop_repeats_with_times_going_on(clip):
     assert report.exit == "complete"
 
 
+@pytest.mark.parametrize("decode", ["linear", "segments", "frame"])
+def test_a_loop_goes_on_one_frame_later(clip, decode):
+    _, seen = run([File(uri=str(clip), loop=4, decode=decode)], threads=4)
+    times = [time for *_, time in seen]
+    assert [round(b - a, 6) for a, b in zip(times, times[1:], strict=False)] == [0.04] * 239
+    assert [number for _, _, number, _ in seen] == [*range(60)] * 4
+
+
 def test_without_time_stamps_times_are_estimated_and_say_so(tmp_path):
     clip = make_clip(tmp_path / "raw.264", 10, container="h264")
     with framepipe.open(clip, device="cpu") as frames:

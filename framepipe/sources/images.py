@@ -39,7 +39,7 @@ class Images(Source):
 class _Pictures(Stream):
     def __init__(self, files: tuple[str, ...], rate: Fraction) -> None:
         self.uri = files[0]
-        self.rate = rate
+        self.rate = self._rate = rate
         self.time_base = 1 / rate
         self.expected = len(files)
         self._files = files
@@ -54,7 +54,7 @@ class _Pictures(Stream):
             except (av.error.FFmpegError, StopIteration, IndexError) as error:
                 raise SourceError(f"{file}: holds no picture that FFmpeg can decode ({error})") from error
             frame.pts = number
-            frame.time_base = self.time_base
+            frame.time_base = 1 / self._rate
             yield frame
 
 

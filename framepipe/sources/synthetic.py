@@ -141,7 +141,7 @@ class _Pictures:
 class _Drawn(Stream):
     def __init__(self, source: Synthetic, stopping: Callable[[], bool]) -> None:
         self.rate = Fraction(str(source.rate))
-        self.time_base = 1 / self.rate
+        self.time_base = self._tick = 1 / self.rate
         self.expected = source.frames
         self.uri = f"synthetic:{source.width}x{source.height}"
         self._source = source
@@ -153,7 +153,7 @@ class _Drawn(Stream):
         while (source.frames is None or index < source.frames) and not self._stopping():
             i = None if index < source.empty else (index - source.empty) % source.period
             frame = share(source._pictures.get(i))
-            frame.pts, frame.time_base = index, self.time_base
+            frame.pts, frame.time_base = index, self._tick
             yield frame
             index += 1
 

@@ -1,0 +1,350 @@
+"""Speed on a GPU, as ratios in one run: framepipe against what people write, in alternating pairs.
+
+    python tests/benchmarks/bench_cuda.py CLIP [--pairs 5] [--loop 10] [--only NAME …] [--out FILE.json]
+
+The clip is read ``--loop`` times over. Every ratio is the median over the pairs, with the spread; above 1 framepipe is
+faster. Start-up (opening, compiling, pinning) is left out: rates are taken between the first frame and the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import av
+import cupy as cp
+import numpy as np
+
+from framepipe.frame import Batch, FrameSpec
+from framepipe.parts import cpus
+from framepipe.pipeline import Pipeline
+from framepipe.sinks.discard import Discard
+from framepipe.sources.file import File
+from framepipe.stage import Stage
+from framepipe.stager import copy_planes
+from framepipe.stages.rgb import Rgb
+from framepipe.testing import FrameList, pattern_frames
+
+SPIN = 'extern "C" __global__ void spin(long long n) { long long end = clock64() + n; while (clock64() < end) {} }'
+
+
+class Clock:
+    """Frames a second between the first frame counted and the last."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = self.last = 0.0
+
+    def __call__(self, _: Any = None) -> None:
+        self.last = time.perf_counter()
+        self.first = self.first or self.last
+        self.count += 1
+
+    @property
+    def fps(self) -> float:
+        return (self.count - 1) / (self.last - self.first)
+
+
+def loop_frames(path: str, times: int, threads: int) -> Iterator[av.VideoFrame]:
+    """The decoded frames of a file, over and over, in a plain loop."""
+    for _ in range(times):
+        with av.open(path) as container:
+            stream = container.streams.video[0]
+            stream.codec_context.thread_type = "FRAME" if threads > 1 else "NONE"
+            stream.codec_context.thread_count = threads
+            yield from container.decode(stream)
+
+
+def ours(path: str, times: int, stages: list[Stage], **options: Any) -> float:
+    """Frames a second of a pipeline on the GPU whose results stay there."""
+    clock = Clock()
+    sinks = [Discard(read="image") if stages else Discard(), _counter(clock)]
+    with Pipeline([File(uri=path, loop=times)], stages, sinks, device="cuda", **options) as pipeline:
+        pipeline.run()
+    ours.report = pipeline.report  # type: ignore[attr-defined]
+    return clock.fps
+
+
+def _counter(clock: Clock) -> Any:
+    from framepipe.sinks.callback import Callback
+
+    return Callback(function=clock, reads=frozenset(), host=False)
+
+
+def bare(path: str, times: int) -> float:
+    clock = Clock()
+    for _ in loop_frames(path, times, cpus()):
+        clock()
+    return clock.fps
+
+
+def asarray(path: str, times: int) -> float:
+    """PyAV converts to RGB on the host, CuPy takes it over."""
+    clock = Clock()
+    for frame in loop_frames(path, times, cpus()):
+        cp.asarray(frame.to_ndarray(format="rgb24"))
+        clock()
+    cp.cuda.Device().synchronize()
+    clock.last = time.perf_counter()
+    return clock.fps
+
+
+def opencv_torch(path: str, times: int) -> float:
+    """OpenCV decodes and converts, torch takes it over."""
+    import cv2
+    import torch
+
+    clock = Clock()
+    for _ in range(times):
+        capture = cv2.VideoCapture(path)
+        while (got := capture.read())[0]:
+            torch.from_numpy(got[1]).to("cuda")
+            clock()
+        capture.release()
+    torch.cuda.synchronize()
+    clock.last = time.perf_counter()
+    return clock.fps
+
+
+def many_bare(path: str, files: int) -> float:
+    """So many single-thread decoders, each copying its planes into ordinary memory."""
+    counts = [0] * files
+
+    def work(number: int) -> None:
+        memory = None
+        for frame in loop_frames(path, 1, 1):
+            if memory is None:
+                spec = FrameSpec.of(frame)
+                memory = np.empty((1, spec.nbytes), np.uint8)
+                views = spec.views(memory)
+            copy_planes(frame, memory, views, 0, spec)
+            counts[number] += 1
+
+    return _together(work, files, counts)
+
+
+def _together(work: Callable[[int], None], threads: int, counts: list[int]) -> float:
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    began = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / (time.perf_counter() - began)
+
+
+def many_ours(path: str, files: int) -> float:
+    with Pipeline([path] * files, [], ["discard"], device="cuda", staging={"fillers": 2}) as pipeline:
+        report = pipeline.run()
+    return report.frames["delivered"] / report.seconds
+
+
+# -- staging ----------------------------------------------------------------------------------------------------------
+
+
+def bus_rate(nbytes: int = 256 << 20) -> float:
+    """Bytes a second of an asynchronous upload from pinned memory."""
+    memory = cp.cuda.PinnedMemory(nbytes, 0)
+    host = np.frombuffer(cp.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
+    host[:] = 1
+    device, stream = cp.empty(nbytes, cp.uint8), cp.cuda.Stream(non_blocking=True)
+    rates = []
+    for _ in range(5):
+        began = time.perf_counter()
+        cp.cuda.runtime.memcpyAsync(device.data.ptr, host.ctypes.data, nbytes, 1, stream.ptr)
+        stream.synchronize()
+        rates.append(nbytes / (time.perf_counter() - began))
+    return statistics.median(rates)
+
+
+def staged(frames: list[av.VideoFrame], times: int, fillers: int, strategy: str = "pooled") -> float:
+    """Bytes a second from ready frames through the ring to the device."""
+    source = FrameList(name="ready", frames=frames, loop=times)
+    options = {"strategy": strategy, "fillers": fillers, "slots": 2 * fillers + 4, "depth": 4}
+    clock = Clock()
+    with Pipeline([source], [], [_counter(clock)], device="cuda", staging=options, threads=2) as pipeline:
+        pipeline.run()
+    return clock.fps * FrameSpec.of(frames[0]).nbytes
+
+
+def copied(frames: list[av.VideoFrame], times: int, threads: int) -> float:
+    """Bytes a second that so many threads copy between the same buffers, without ring and upload."""
+    spec = FrameSpec.of(frames[0])
+    slots = 2 * threads + 4
+    memory = cp.cuda.PinnedMemory(slots * spec.nbytes, 0)
+    slab = np.frombuffer(cp.cuda.PinnedMemoryPointer(memory, 0), np.uint8, slots * spec.nbytes)
+    rows = [slab[i * spec.nbytes : (i + 1) * spec.nbytes].reshape(1, -1) for i in range(slots)]
+    views = [spec.views(row) for row in rows]
+    counts = [0] * threads
+
+    def work(number: int) -> None:
+        mine = list(range(number, slots, threads))
+        for turn in range(times):
+            for k, frame in enumerate(frames[number::threads]):
+                slot = mine[(turn + k) % len(mine)]
+                copy_planes(frame, rows[slot], views[slot], 0, spec)
+                counts[number] += 1
+
+    return _together(work, threads, counts) * spec.nbytes
+
+
+@dataclass(kw_only=True)
+class Spin(Stage):
+    """Keeps one multiprocessor busy for so many clock cycles a batch."""
+
+    cycles: int
+    reads = frozenset({"planes"})
+    writes = frozenset({"meta"})
+
+    def open(self, device: Any) -> None:
+        super().open(device)
+        self._kernel = cp.RawKernel(SPIN, "spin")
+
+    def launch(self, batch: Batch) -> None:
+        self._kernel((1,), (1,), (np.int64(self.cycles),))
+
+
+def overlap(frames: list[av.VideoFrame], times: int) -> dict[str, float]:
+    """(T_copy + T_compute - T_both) / min of both, a frame, with a stage that costs twice the copy."""
+
+    def seconds(stages: list[Stage]) -> float:
+        clock = Clock()
+        source = FrameList(name="ready", frames=frames, loop=times)
+        staging = {"strategy": "pooled", "fillers": 8, "slots": 24, "depth": 3}
+        with Pipeline([source], stages, [_counter(clock)], device="cuda", staging=staging, threads=2) as pipeline:
+            pipeline.run()
+        return 1 / clock.fps
+
+    copy_s = FrameSpec.of(frames[0]).nbytes / bus_rate()
+    kernel = cp.RawKernel(SPIN, "spin")
+    cycles = 1_000_000
+    kernel((1,), (1,), (np.int64(cycles),))
+    start, end = cp.cuda.Event(), cp.cuda.Event()
+    start.record()
+    for _ in range(20):
+        kernel((1,), (1,), (np.int64(cycles),))
+    end.record()
+    end.synchronize()
+    a_cycle_s = cp.cuda.get_elapsed_time(start, end) / 1e3 / 20 / cycles
+    compute_s = 2 * copy_s
+    both_s = seconds([Spin(cycles=int(compute_s / a_cycle_s))])
+    return {
+        "copy_us": copy_s * 1e6,
+        "compute_us": compute_s * 1e6,
+        "both_us": both_s * 1e6,
+        "overlap": (copy_s + compute_s - both_s) / min(copy_s, compute_s),
+    }
+
+
+# -- all of it --------------------------------------------------------------------------------------------------------
+
+
+def pairs(
+    name: str, one: Callable[[], float], other: Callable[[], float], count: int, scale: float = 1
+) -> dict[str, Any]:
+    """Alternating pairs; the ratio of the first to the second."""
+    first, second = [], []
+    for number in range(count):
+        for which in ((first, one), (second, other))[:: 1 if number % 2 else -1]:
+            which[0].append(which[1]() * scale)
+    ratios = sorted(a / b for a, b in zip(first, second, strict=True))
+    result = {
+        "name": name,
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_min": round(ratios[0], 3),
+        "ratio_max": round(ratios[-1], 3),
+        "value": round(statistics.median(first), 2),
+        "baseline": round(statistics.median(second), 2),
+        "pairs": count,
+    }
+    spread = f"({ratios[0]:.2f}-{ratios[-1]:.2f})"
+    print(f"{name:44} {result['ratio']:6.3f}  {spread}  {result['value']} / {result['baseline']}", flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clip")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--loop", type=int, default=10)
+    parser.add_argument("--files", type=int, default=16)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    clip, n, loop = options.clip, options.pairs, options.loop
+    results: list[dict[str, Any]] = []
+
+    def wanted(name: str) -> bool:
+        return not options.only or any(part in name for part in options.only)
+
+    rgb = [Rgb()]
+    if wanted("file"):
+        results.append(
+            pairs("one file, rgb / bare decode", lambda: ours(clip, loop, [Rgb()]), lambda: bare(clip, loop), n)
+        )
+    if wanted("asarray"):
+        results.append(
+            pairs(
+                "one file, rgb / PyAV rgb24, cupy.asarray",
+                lambda: ours(clip, loop, [Rgb()]),
+                lambda: asarray(clip, loop),
+                n,
+            )
+        )
+    if wanted("torch"):
+        with contextlib.suppress(ImportError):
+            results.append(
+                pairs(
+                    "one file, rgb / OpenCV, torch",
+                    lambda: ours(clip, loop, [Rgb()]),
+                    lambda: opencv_torch(clip, loop),
+                    n,
+                )
+            )
+    if wanted("pinning"):
+        per_frame = lambda: ours(clip, loop, [Rgb()], staging="per_frame")  # noqa: E731
+        results.append(pairs("one file, pooled / per_frame", lambda: ours(clip, loop, rgb), per_frame, n))
+    if wanted("many"):
+        files = options.files
+        results.append(
+            pairs(
+                f"{files} files / decoders and a copy",
+                lambda: many_ours(clip, files),
+                lambda: many_bare(clip, files),
+                n,
+            )
+        )
+    if wanted("staging") or wanted("overlap"):
+        frames = pattern_frames(96, 1920, 1080)
+    if wanted("staging"):
+        bus = bus_rate() / 1e9
+        print(f"bus {bus:.1f} GB/s")
+        results.append({"name": "bus, GB/s", "value": round(bus, 2)})
+        for fillers in (1, 8):
+            results.append(
+                pairs(f"staging 1080p, {fillers} fillers / copies alone, GB/s", lambda f=fillers: staged(frames, 20, f),
+                      lambda f=fillers: copied(frames, 20, f), n, 1e-9)
+            )  # fmt: skip
+    if wanted("overlap"):
+        result: dict[str, Any] = {"name": "overlap", **overlap(frames, 20)}
+        print(result)
+        results.append(result)
+    if options.out:
+        from framepipe.report import versions
+
+        device = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
+        machine = {"cpus": cpus(), "gpu": device, "cupy": cp.__version__, "load": os.getloadavg(), **versions()}
+        Path(options.out).write_text(json.dumps({"machine": machine, "results": results}, indent=2), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
