@@ -70,7 +70,9 @@ def test_results_are_those_of_the_cpu(clips):
     assert images["cpu"] == images["cuda"]
 
 
-@pytest.mark.parametrize("stages", ["motion", "motion draw", "tensor", "stats", "rgb resize crop"])
+@pytest.mark.parametrize(
+    "stages", ["rgb motion", "rgb motion draw", "tensor", "rgb stats", "rgb resize crop normalize"]
+)
 def test_every_stage_gives_what_it_gives_on_the_cpu(stages, clip):
     results = {}
     for name in ("cpu", "cuda"):
@@ -84,7 +86,11 @@ def test_every_stage_gives_what_it_gives_on_the_cpu(stages, clip):
 
         from framepipe.sinks.callback import Callback
 
-        reads = frozenset({"meta", "tensor"}) if stages == "tensor" else frozenset({"meta", "image"})
+        reads = (
+            frozenset({"meta", "tensor"})
+            if stages == "tensor"
+            else frozenset({"meta", "image"}) | ({"tensor"} if "normalize" in stages else set())
+        )
         with Pipeline([clip], made, [Callback(function=write, reads=reads)], device=name,
                       staging={"batch": 4}) as pipeline:  # fmt: skip
             pipeline.run()

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -238,7 +239,8 @@ class CudaDevice(Device):
     def download(self, dst: np.ndarray, src: Any, stream: Stream) -> None:
         with self._device:
             if not src.flags.c_contiguous:
-                with cp.cuda.ExternalStream(stream.ptr, self.number):
+                assert isinstance(stream, CudaStream)
+                with stream.raw:
                     src = cp.ascontiguousarray(src)
             cp.cuda.runtime.memcpyAsync(dst.ctypes.data, src.data.ptr, dst.nbytes, _TO_HOST, stream.ptr)
 
@@ -249,8 +251,15 @@ class CudaDevice(Device):
 
     def using(self, stream: Any) -> Any:
         """A context in which dropping memory counts as use by ``stream`` (CuPy's, ours, a raw handle or torch's)."""
-        handle = getattr(stream, "ptr", None) or getattr(stream, "cuda_stream", None) or stream
-        return cp.cuda.ExternalStream(int(handle), self.number)
+        if isinstance(stream, CudaStream):
+            return stream.raw
+        if isinstance(stream, cp.cuda.Stream | cp.cuda.ExternalStream):
+            return stream
+        if hasattr(stream, "__cuda_stream__") and hasattr(cp.cuda.Stream, "from_external"):
+            return cp.cuda.Stream.from_external(stream)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # CuPy has no other way to take a raw handle
+            return cp.cuda.ExternalStream(int(getattr(stream, "cuda_stream", stream)), self.number)
 
     def close(self) -> None:
         if self._closed:
