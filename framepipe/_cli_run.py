@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -67,15 +68,14 @@ def _show_cursor() -> None:
         os.write(2, b"\x1b[?25h\n")
 
 
-def execute(pipeline: Pipeline, progress: Silent) -> tuple[Exception | None, int]:
-    """Run to the end, or to a signal. The error if there was one, and the exit status."""
+def execute(pipeline: Pipeline, progress: Silent, interrupt: Interrupt) -> tuple[Exception | None, int]:
+    """Run to the end, or until ``interrupt`` stops it. The error if there was one, and the exit status."""
     error: Exception | None = None
-    with Interrupt(pipeline.stop, progress) as interrupt:
-        try:
-            with progress, pipeline:
-                pipeline.run(progress=progress.show)
-        except Exception as failed:
-            error = failed
+    try:
+        with progress, pipeline:
+            pipeline.run(progress=progress.show)
+    except Exception as failed:
+        error = failed
     if error is not None:
         return error, int(getattr(error, "exit_code", 1))
     ended = pipeline.report.exit if pipeline.report is not None else "failed"
@@ -96,7 +96,8 @@ class ReportFile:
             return
         if self.path.is_dir():
             raise ConfigError(f"--report {name}: is a folder")
-        if self.path.exists() and not overwrite and not _is_report(self.path):
+        self._replace = self.path.is_file() or not self.path.exists()  # else a device or a pipe: it is written to
+        if self.path.is_file() and not overwrite and not _is_report(self.path):
             raise OutputExistsError(f"--report {name}: exists and is no report; --overwrite replaces it")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,12 +110,25 @@ class ReportFile:
         if self.path is None:
             sys.stdout.write(text)
             return
-        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        if not self._replace:
+            self.path.write_text(text, encoding="utf-8")
+            return
+        if _has_part(report, self.path):
+            raise FileExistsError(errno.EEXIST, "it belongs to this run, as an input or a result")
+        place = Path(os.path.realpath(self.path))  # a link, such as /dev/stdout, stays one
+        part = place.with_name(f".{place.name}.{os.getpid()}.part")
         try:
             part.write_text(text, encoding="utf-8")
-            os.replace(part, self.path)
+            os.replace(part, place)
         finally:
             part.unlink(missing_ok=True)
+
+
+def _has_part(report: Mapping[str, Any], path: Path) -> bool:
+    """Whether ``path`` is an input or a result of the run, or its pipeline."""
+    names = [report.get("pipeline"), *(source.get("uri") for source in report.get("sources", ()))]
+    names += [name for state in report.get("sinks", {}).values() for name in state.get("paths", ())]
+    return os.path.realpath(path) in {os.path.realpath(name) for name in names if name}
 
 
 def _is_report(path: Path) -> bool:
@@ -136,15 +150,20 @@ def closing_words(report: Mapping[str, Any], error: BaseException | None = None)
         yield f"device: {device.get('kind')}{name}{why}; staging: {staging.get('strategy')}"
     if report["bottleneck"] and not nothing:
         yield f"bottleneck: {_WORDS.get(report['bottleneck'], report['bottleneck'])}"
-    for source in report["sources"]:
-        if source.get("error") and source["error"] != redact(error):
-            yield f"source {source['name']}: {source['error']}"
+    yield from source_errors(report, error)
     said = [*report.get("warnings", ()), *(text for source in report["sources"] for text in source.get("warnings", ()))]
     # A source's warnings may be among the run's, under its name.
     for text in said:
         if not any(other.endswith(f": {text}") for other in said):
             yield f"warning: {text}"
     yield from _written(report.get("sinks") or {})
+
+
+def source_errors(report: Mapping[str, Any], error: BaseException | None = None) -> Iterator[str]:
+    """What ended sources early, but for ``error``, which is said elsewhere."""
+    for source in report["sources"]:
+        if source.get("error") and source["error"] != redact(error):
+            yield f"source {source['name']}: {source['error']}"
 
 
 def _headline(report: Mapping[str, Any], frames: Mapping[str, Any]) -> str:

@@ -112,18 +112,21 @@ def run(
     report_file = _cli_run.ReportFile(report, overwrite=overwrite) if report is not None else None
     made = _pipeline(config)
     to_stdout = any(str(getattr(sink, "path", "")) == "-" for sink in config.sinks)
-    error, code = _cli_run.execute(made, _cli_progress.choose(quiet=quiet, results_on_stdout=to_stdout))
-    document = (
-        made.report.to_dict() if made.report is not None else _cli_run.failure(error or RuntimeError("no report"))
-    )
-    document["pipeline"] = redact(config.path)
-    if not quiet and made.report is not None:
-        for line in _cli_run.closing_words(document, error):
-            say(line)
-    if error is not None:
-        _show_error(error)
-    if report_file is not None:
-        _write_report(report_file, document)
+    progress = _cli_progress.choose(quiet=quiet, results_on_stdout=to_stdout)
+    with _cli_run.Interrupt(made.stop, progress) as interrupt:  # to the end: what is complete gets its report too
+        error, code = _cli_run.execute(made, progress, interrupt)
+        document = (
+            made.report.to_dict() if made.report is not None else _cli_run.failure(error or RuntimeError("no report"))
+        )
+        document["pipeline"] = redact(config.path)
+        words = _cli_run.source_errors if quiet else _cli_run.closing_words
+        if made.report is not None:
+            for line in words(document, error):
+                say(line)
+        if error is not None:
+            _show_error(error)
+        if report_file is not None:
+            _write_report(report_file, document)
     raise typer.Exit(code)
 
 

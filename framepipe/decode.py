@@ -23,7 +23,7 @@ from framepipe.source import Stream
 class DecodePool(Decoding):
     """Decodes ``feeds`` with ``threads`` workers; the filler takes frames with `take`.
 
-    ``ahead_nbytes`` bounds what units behind the heads hold, ``queue_nbytes`` what a head does. ``decode`` is
+    ``ahead_nbytes`` bounds what units behind the heads hold, ``queue_nbytes`` what all heads do. ``decode`` is
     ``auto``, ``segments``, ``frame`` or ``linear``. At most ``threads`` sources of one ``group`` above 0 (a
     folder) are open at a time. Sources that may stall have a thread each beside the budget: they mostly wait.
     ``crash``, if set, is called with what no source is to blame for; ``tell`` when ``finished`` has got another one.
@@ -36,7 +36,7 @@ class DecodePool(Decoding):
         threads: int,
         decode: str = "auto",
         ahead_nbytes: int = 128 << 20,
-        queue_nbytes: int = 16 << 20,
+        queue_nbytes: int = 256 << 20,
         min_queue: int = 2,
         min_segment: int | None = None,
         name: str = "framepipe",
@@ -59,6 +59,7 @@ class DecodePool(Decoding):
         self._work = threading.Condition(self._lock)
         self._frames = threading.Condition(self._lock)
         self._workers_waiting = 0
+        self._alone = any(feed.alone for feed in feeds)
         self._takers_waiting = 0
         self._turn = 0
         self._active = list(feeds)
@@ -160,7 +161,7 @@ class DecodePool(Decoding):
         frame = out.popleft()
         if self._workers_waiting and len(out) <= feed.limit // 2:
             with self._lock:
-                self._work.notify_all()
+                self._wake()
         return feed, frame
 
     @property
@@ -245,6 +246,7 @@ class DecodePool(Decoding):
                         break
                 if self.stopping:
                     return
+                self._wake()  # the others look for more; whoever finds nothing leaves it at that
             feed, unit = job
             try:
                 if unit is not None:
@@ -334,10 +336,14 @@ class DecodePool(Decoding):
             else:
                 unit.busy = False
             self._settle(feed)
-            if self._workers_waiting:
-                self._work.notify_all()
             if self._takers_waiting:
                 self._frames.notify_all()
+
+    def _wake(self) -> None:
+        """Lock held: one more worker may have something to do. It wakes the next one if it finds something."""
+        if self._workers_waiting:
+            # Threads that serve one source alone wait here too, and would keep the message to themselves.
+            self._work.notify(len(self._threads) if self._alone else 1)
 
     def _give_up(self, feed: Feed, error: FramepipeError) -> None:
         with self._lock:

@@ -27,6 +27,7 @@ STEP = 16
 """Packets a worker decodes before it looks whether another source needs it more."""
 GIVE_UP = 250
 """Undecodable packets in a row after which a source is given up."""
+_QUEUE_NBYTES = 48 << 20  # a source alone need not have more
 MISSES = 3
 """Key frames at which decoding could not begin after which a source is decoded linearly."""
 
@@ -207,7 +208,8 @@ class Decoding(ABC):
         pixels = frame.width * frame.height
         if pixels > feed.pixels:  # bounds are in bytes: fewer of larger ones
             feed.pixels, feed.frame_nbytes = pixels, FrameSpec.of(frame).nbytes
-            feed.limit = max(self.min_queue, min(32, self.queue_nbytes // feed.frame_nbytes))
+            share = min(_QUEUE_NBYTES, self.queue_nbytes // (1 + self._others(feed)))
+            feed.limit = max(self.min_queue, min(32, share // feed.frame_nbytes))
         if frame.pts is not None:
             pts = frame.pts + unit.offset
             if feed.top_pts is None or pts > feed.top_pts:
@@ -235,10 +237,13 @@ class Decoding(ABC):
             self._decode(feed, unit, None)
             if segment is not None:
                 unit.decoder.flush_buffers()
-                if unit.stream is feed.stream:
-                    feed.spare.append(unit.decoder)
+                with self._lock:  # the next round of a loop may begin now: not with a decoder of this one
+                    if unit.stream is feed.stream:
+                        feed.spare.append(unit.decoder)
         if segment is None or segment.last:
-            feed.input_ended = True
+            with self._lock:
+                if unit.stream is feed.stream:  # the next round may have begun
+                    feed.input_ended = True
             error = getattr(unit.stream, "demux_error", None)
             if error is not None and not self.stopping:
                 feed.packet_errors += 1

@@ -58,7 +58,8 @@ class Fillers:
                     return
                 slot, frames, spec = formed
                 try:
-                    if slot.fence is not None:
+                    # Asked first: waiting lets go of the interpreter lock even for what is long done.
+                    if slot.fence is not None and not slot.fence.done():
                         slot.fence.synchronize()
                     self.stager.fill(frames, slot, spec)
                 except BaseException as error:

@@ -90,6 +90,8 @@ def make_options(staging: str | Mapping[str, Any] | StagingOptions) -> StagingOp
 
 def make_feeds(sources: Sequence[Source]) -> list[Feed]:
     """A feed for every source, folders and patterns expanded, with names of their own."""
+    if sum(getattr(source, "uri", None) == "-" for source in sources) > 1:
+        raise ConfigError("standard input (-) can be the input of one source alone")
     feeds: list[Feed] = []
     taken: set[str] = set()
     for group, source in enumerate(sources, 1):

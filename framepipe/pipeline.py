@@ -145,7 +145,7 @@ class Pipeline:
                     "close() was called from inside a stage, sink or callback, on a thread of this pipeline that it "
                     "would wait for; call stop() there, and close() after run() or the loop has returned"
                 )
-            self._closed = True
+            self._closed = self._stopped = True
         if engine is not None:
             self.stop()
             while not engine.finished.wait(_SLICE_S):

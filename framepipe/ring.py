@@ -20,6 +20,9 @@ from framepipe.frame import FrameSpec, Item
 class Fence(Protocol):
     """What a slot waits for before it is filled again."""
 
+    def done(self) -> bool:
+        """Whether whoever read the slot is done."""
+
     def synchronize(self) -> None:
         """Wait until whoever read the slot is done."""
 

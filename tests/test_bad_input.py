@@ -142,21 +142,35 @@ def test_one_bad_input_beside_a_good_one(run, clip, bad):
     Path("text.mp4").write_text("no video at all\n" * 100, encoding="utf-8")
     told = run(bad, clip, sinks="{jsonl: {path: o.jsonl}}", options=("--report", "r.json"))
     assert told.code == 3
-    assert told.err[0].startswith("framepipe: incomplete: 60 frames of 2 sources") or told.err[0].startswith(
-        "incomplete"
-    )
+    assert told.err[0].startswith("incomplete: 60 frames of 2 sources")
     assert sum(bad in line for line in told.err) == 1, "what is wrong with it is said once"
     assert len(Path("o.jsonl").read_text(encoding="utf-8").splitlines()) == 60
     assert books("r.json")["exit"] == "incomplete"
+    quiet = run(bad, clip, options=("-q",))
+    assert quiet.code == 3
+    assert len(quiet.err) == 1 and bad in quiet.err[0], "an error is no chat"
+
+
+def test_two_bad_inputs_are_both_told(run):
+    told = run("one.mp4", "two.mp4")
+    assert told.code == 1
+    assert [line.count(".mp4: no such file") for line in told.err] == [1, 1]
+
+
+def test_standard_input_that_is_not_there_or_holds_nothing(run, monkeypatch):
+    one_line(run("-"), 1, "-: there is no standard input")
+    with open(os.devnull, encoding="utf-8") as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        one_line(run("-"), 1, "-: ended before anything came")
+
+
+def test_standard_input_is_one_source_s(run):
+    one_line(run("-", "-"), 2, "standard input (-)")
 
 
 HARD = ["with space.mp4", "käse.mp4", "日本語.mp4", "🎬.mp4", "100%d.mp4", "%04d.mp4", "-x.mp4", "it's.mp4", "[a]*.mp4",
         "{source}.mp4", "$HOME.mp4", "#a.mp4", "a,b.mp4", "file.mp4", "..mp4"]  # fmt: skip
-HARD += (
-    []
-    if sys.platform == "win32"
-    else ['quo"te.mp4', "a:b.mp4", "http:c.mp4", "rtsp:.mp4", "back\\slash.mp4"]
-)
+HARD += [] if sys.platform == "win32" else ['quo"te.mp4', "a:b.mp4", "http:c.mp4", "rtsp:.mp4", "back\\slash.mp4"]
 
 
 def test_hard_file_names(run, clip):
@@ -202,15 +216,63 @@ def test_an_output_that_exists(run, clip, sink):
     assert sorted(os.listdir()) == ["o.mp4", "o.x"]
 
 
-@pytest.mark.parametrize("sink", ["jsonl", "video", "images"])
-def test_an_output_in_a_folder_that_cannot_be_made(run, clip, sink):
+@pytest.mark.parametrize(
+    ("sink", "path", "code", "reason"),
+    [
+        ("jsonl", "o.jsonl", 2, "is a file, not a folder"),
+        ("video", "{source}.mp4", 2, "is a file, not a folder"),
+        ("video", "{start}.mp4", 1, "cannot make its folder"),  # a name known with its first picture alone
+        ("images", "{index}.png", 1, "cannot make its folder"),
+    ],
+)
+def test_an_output_in_a_folder_that_cannot_be_made(run, clip, sink, path, code, reason):
     Path("file").write_bytes(b"precious")
-    name = {"jsonl": "o.jsonl", "video": "o.mp4", "images": "{index}.png"}[sink]
-    told = run(clip, sinks=f"{{{sink}: {{path: 'file/sub/{name}'}}}}")
-    assert told.code in (1, 2)
-    errors = [line for line in told.err if line.startswith("framepipe: error")]
-    assert len(errors) == 1 and "file" in errors[0] and "This is a bug" not in errors[0]
-    assert Path("file").read_bytes() == b"precious"
+    one_line(run(clip, sinks=f"{{{sink}: {{path: 'file/sub/{path}'}}}}", options=("-q",)), code, "file", reason)
+    assert os.listdir() == ["file"] and Path("file").read_bytes() == b"precious"
+
+
+@posix
+@pytest.mark.parametrize("sink", ["jsonl", "video"])
+def test_an_output_in_a_folder_that_may_not_be_written_to(run, clip, sink, monkeypatch):
+    """Asked of the system beforehand (which refuses root nothing)."""
+    Path("locked").mkdir()
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path) and allowed(path, mode))
+    told = run(clip, sinks=f"{{{sink}: {{path: locked/sub/o.mp4}}}}")
+    one_line(told, 2, "locked/sub/o.mp4", "may not write to")
+
+
+@posix
+def test_a_pipe_is_written_to_and_never_replaced(run, clip):
+    """Nor is a device, which root could lose by it."""
+    os.mkfifo("pipe.mp4")
+    fd = os.open("pipe.mp4", os.O_RDWR | os.O_NONBLOCK)
+    one_line(run(clip, sinks="{video: {path: pipe.mp4}}", options=("-q",)), 1, "pipe.mp4", "must be a file")
+    for overwrite in ([], ["--overwrite"]):
+        assert run(clip, options=("-q", "--report", "pipe.mp4", *overwrite)).code == 0
+        assert json.loads(os.read(fd, 65536))["exit"] == "complete"
+    os.close(fd)
+    assert Path("pipe.mp4").is_fifo()
+    assert os.listdir() == ["pipe.mp4"]
+
+
+@pytest.mark.parametrize("name", ["in.mp4", "o.jsonl", "o_0.jsonl", "./o.jsonl"])
+def test_a_report_never_replaces_an_input_or_a_result(run, clip, name):
+    Path("in.mp4").write_bytes(clip.read_bytes())
+    sinks = "{jsonl: {path: o.jsonl}}, {jsonl: {path: 'o_{index}.jsonl'}}"
+    told = run("in.mp4", sinks=sinks, options=("-q", "--overwrite", "--report", name))
+    one_line(told, 1, Path(name).name, "it belongs to this run")
+    assert Path("in.mp4").read_bytes() == clip.read_bytes()
+    assert len(Path("o.jsonl").read_bytes().splitlines()) == len(Path("o_0.jsonl").read_bytes().splitlines()) == 60
+
+
+@posix
+def test_a_report_through_a_link(run, clip):
+    os.symlink("there.json", "here.json")
+    for _ in range(2):
+        assert run(clip, options=("-q", "--report", "here.json")).code == 0
+    assert Path("here.json").is_symlink()
+    assert sorted(os.listdir()) == ["here.json", "there.json"]
 
 
 def test_a_gpu_that_is_not_there(run, clip):
@@ -336,3 +398,15 @@ def test_flipped_bits(streamable, tmp_path, monkeypatch, decode):
     monkeypatch.chdir(tmp_path)
     codes = survive(flips(streamable, 15, seed=2), "--set", f"decode={decode}")
     assert 3 in codes
+    assert any(books(f"{number}.json")["frames"]["packet_errors"] for number in range(15))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3, 5))
+@pytest.mark.parametrize("more", ["decode=auto", "decode=frame", "decode=segments", "decode=linear"])
+@pytest.mark.parametrize("way", [cuts, flips])
+def test_much_damage(streamable, clip, tmp_path, monkeypatch, way, more, seed):
+    """The index at the front or at the end; through a stage and in batches."""
+    monkeypatch.chdir(tmp_path)
+    data = streamable if seed % 2 else clip.read_bytes()
+    survive(way(data, 60, seed), "--set", more, "--set", "stages=[rgb]", "--set", f"staging.batch={1 + 3 * (seed % 2)}")

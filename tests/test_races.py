@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 from conftest import make_clip, ours
+from test_lifecycle import child
 from test_pipeline import balance
 from test_stress import CLIPS, Boom, Chaos, Noting, Unruly, pictures, within
 
@@ -147,6 +151,28 @@ def test_the_end_of_a_source_comes_while_its_next_segment_is_being_cut(tmp_path)
     pool.join()
 
 
+def test_the_next_round_begins_before_the_end_of_this_one_is_noted(tmp_path):
+    class Pool(DecodePool):
+        def _finish(self, feed: Feed, unit: Any) -> None:
+            if unit.segment is not None and unit.segment.last and feed.loops_left:
+                while not feed.retired or feed.claimed:  # until it has begun
+                    threading.Event().wait(0.001)
+            super()._finish(feed, unit)
+
+    clip = make_clip(tmp_path / "gops.mp4", **CLIPS["gops.mp4"])
+    pool = Pool([Feed(File(uri=str(clip), loop=2), "s")], threads=3, decode="segments")
+    pool.start()
+    assert [frame.pts for frame in take_all(pool)] == [frame.pts for _ in range(2) for frame in pool_frames(clip)]
+    assert pool.exhausted
+    pool.stop()
+    pool.join()
+
+
+def pool_frames(clip: Path) -> list[Any]:
+    with av.open(str(clip)) as container:
+        return list(container.decode(video=0))
+
+
 def test_a_unit_is_not_taken_over_while_somebody_is_at_work_on_it(tmp_path):
     """Its decoder would be closed under the worker."""
 
@@ -222,9 +248,10 @@ class Opening(Sink):
         self.closed += 1
 
 
-def test_a_stop_that_comes_while_everything_is_being_opened():
+@pytest.mark.parametrize("act", ["stop", "close"])
+def test_a_stop_that_comes_while_everything_is_being_opened(act):
     """As a signal handler in the same thread does."""
-    sink = Opening(function=lambda: pipeline.stop())
+    sink = Opening(function=lambda: getattr(pipeline, act)())
     pipeline = Pipeline([listed(loop=1_000_000)], [], [sink], device="cpu")
     assert within(10, pipeline.run).exit == "stopped"
     pipeline.close()
@@ -451,6 +478,23 @@ def test_an_error_that_cannot_even_be_told_hangs_nobody():
         within(10, pipeline.run)
     with contextlib.suppress(FramepipeError, Boom, Unspeakable):
         within(10, pipeline.close)
+
+
+def test_the_interpreter_exits_while_a_pipe_is_waited_for(tmp_path):
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("there are no FIFOs here")
+    os.mkfifo(tmp_path / "pipe")
+    process = child(
+        """
+        import sys, framepipe, threading
+        pipeline = framepipe.Pipeline([sys.argv[1]], [], ["discard"], device="cpu")
+        iter(pipeline)
+        while not any(thread.name.endswith("decode-pipe") for thread in threading.enumerate()):
+            pass
+        """,
+        str(tmp_path / "pipe"),
+    )
+    assert (*process.communicate(timeout=30), process.returncode) == ("", "", 0)
 
 
 def test_memory_dropped_by_the_collector_while_the_ledger_is_written():

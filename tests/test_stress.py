@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import random
 import select
+import shutil
 import sys
 import threading
 import traceback
@@ -34,6 +36,8 @@ from framepipe.frame import Batch, FrameSpec, frame_planes
 from framepipe.pipeline import Pipeline
 from framepipe.ring import Slot
 from framepipe.sink import Sink
+from framepipe.sinks.jsonl import Jsonl
+from framepipe.sinks.video import Video
 from framepipe.source import Source
 from framepipe.sources.file import File
 from framepipe.stage import Flow, Stage
@@ -250,6 +254,9 @@ class Plan:
     fault: str = ""
     interval_s: float = 0.005
     fault_at: int = 0
+    out: Path | None = None
+    files: list[Sink] = field(default_factory=list)
+    """Sinks that write into the folder ``out``, behind ``sinks``."""
     pipes: list[tuple[Path, Path, bool]] = field(default_factory=list)
     """FIFOs: what is written to which, and whether the writer ever closes it."""
     release: threading.Event = field(default_factory=threading.Event)
@@ -279,6 +286,9 @@ def draw(seed: int, folder: Path) -> Plan:
     for number in range(r.choice((1, 1, 2))):
         fails = plan.fault.startswith("sink") and number == 0
         plan.sinks.append(Noting(where=plan.fault if fails else "", at=at, looks=looks))
+    if r.random() < 0.2:
+        plan.out = folder / f"out-{seed}"
+        plan.files = [Jsonl(path=str(plan.out / "o.jsonl")), Video(path=str(plan.out / "{source}.mkv"), threads=1)]
     device = r.choice(("cpu", "cpu", "simulated"))
     copying = ("pooled", "per_frame", "pageable")
     plan.options = {
@@ -302,14 +312,15 @@ def draw(seed: int, folder: Path) -> Plan:
 def _add_source(plan: Plan, r: random.Random, name: str, folder: Path) -> None:
     kind = r.choice(("file", "file", "list", "list", "grow", "unruly", "stall", "missing", "pipe"))
     loop = r.choice((1, 1, 1, 2, 3))
-    keep: dict[str, Any] = r.choice(({}, {}, {"every": 3}, {"end": 0.5}))
+    keep: dict[str, Any] = r.choice(({}, {}, {}, {"every": 3}, {"end": 0.5}, {"start": 0.5}, {"fps": 10.0}))
     count = r.choice((0, 1, 7, 40))
     if kind == "file":
         clip = r.choice(list(CLIPS))
         numbers = list(range(CLIPS[clip]["count"])) * loop
         uri = str(folder / clip)
-        plan.sources.append(File(name=name, uri=uri, loop=loop, every=keep.get("every", 1)))
-        keep.pop("end", None)  # in seconds from where the container begins, which is not always 0
+        keep = {key: value for key, value in keep.items() if key == "every"}  # times need not begin at 0 in a file
+        decode = r.choice((None, None, "segments", "linear", "frame"))
+        plan.sources.append(File(name=name, uri=uri, loop=loop, decode=decode, threads=r.choice((None, 1, 2)), **keep))
     elif kind == "pipe" and hasattr(os, "mkfifo"):
         pipe, numbers, keep = folder / f"{plan.seed}-{name}.fifo", list(range(CLIPS["wide.ts"]["count"])), {}
         closes = plan.stop not in ("sink", "thread", "close", "two closes") or r.random() < 0.5
@@ -336,10 +347,17 @@ def _add_source(plan: Plan, r: random.Random, name: str, folder: Path) -> None:
             plan.sources.append(Unruly(at=at, **options))
         else:
             plan.sources.append(Listed(**options))
-    if "end" in keep:
-        numbers = numbers[:13]  # 0.5 s at 25 a second
     truth = list(enumerate(numbers))
-    plan.truth[name] = truth[:: keep.get("every", 1)]
+    if keep:
+        ((key, value),) = keep.items()
+        wanted = {  # at 25 pictures a second
+            "every": lambda index: index % value == 0,
+            "end": lambda index: index < 25 * value,
+            "start": lambda index: index >= 25 * value,
+            "fps": lambda index: index in {-(-k * 25 // int(value)) for k in range(index + 1)},
+        }[key]
+        truth = [pair for pair in truth if wanted(pair[0])]
+    plan.truth[name] = truth
 
 
 def run_one(seed: int, folder: Path) -> None:
@@ -373,15 +391,18 @@ def _drive_and_check(plan: Plan) -> None:
     with _faulty_stager(plan):
         try:
             _drive_pipeline(plan)
+            _check_files(plan)
         finally:
             for pipe, _, _ in plan.pipes:
                 pipe.unlink()
+            if plan.out is not None:
+                shutil.rmtree(plan.out, ignore_errors=True)
     assert not ours(), "threads are left"
     assert descriptors() <= before, "descriptors are left"
 
 
 def _drive_pipeline(plan: Plan) -> None:
-    pipeline = Pipeline(plan.sources, plan.stages, plan.sinks, **plan.options)
+    pipeline = Pipeline(plan.sources, plan.stages, [*plan.sinks, *plan.files], **plan.options)
     pending: list[BaseException] = []
     taken: list[tuple[str, int]] = []
     hands = _hands(plan, pipeline, pending)
@@ -534,6 +555,22 @@ def _check_order(plan: Plan, seen: list[tuple[str, int, int | None]], filters: b
         assert all(number is None or number == n for (_, number), (_, n) in zip(got, wanted, strict=False)), (name, got)
         if whole:
             assert len(got) == len(wanted), f"{name}: {len(got)} of {len(wanted)} frames came"
+
+
+def _check_files(plan: Plan) -> None:
+    """What was written is whole, and exactly what the sink before was given."""
+    if plan.out is None or not plan.out.exists():
+        assert not plan.files or not plan.sinks[0].seen
+        return
+    text = (plan.out / "o.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [(line["source"], line["index"]) for line in lines] == [seen[:2] for seen in plan.sinks[0].seen]
+    assert not list(plan.out.glob("*.part*"))
+    pictures = 0
+    for video in plan.out.glob("*.mkv"):
+        with av.open(str(video)) as container:
+            pictures += sum(1 for _ in container.decode(video=0))
+    assert pictures == len(lines)
 
 
 def _run_many(seeds: range, folder: Path) -> None:

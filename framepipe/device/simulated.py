@@ -77,7 +77,11 @@ class SimulatedEvent(Event):
             self._clock = dict(stream.clock)
 
     def done(self) -> bool:
-        return self._stream is None or self._stream.executed >= self._position
+        with self._device.lock:
+            done = self._stream is None or self._stream.executed >= self._position
+            if done:
+                _merge(self._device.host_clock(), self._clock)  # to be told so is to know it
+            return done
 
     def synchronize(self) -> None:
         with self._device.lock:

@@ -25,7 +25,7 @@ def check_outputs(paths: Iterable[Path], overwrite: bool, inputs: Iterable[Path 
     """Refuse outputs before anything opens.
 
     Raises `OutputExistsError` naming every file that exists (unless ``overwrite``), and `ConfigError`, always,
-    where an output is one of the ``inputs``, a folder, or meant twice.
+    where an output is one of the ``inputs``, a folder, meant twice, or where no file can be made.
     """
     inputs, problems, existing, seen = list(inputs), [], [], set()
     for path in paths:
@@ -36,6 +36,8 @@ def check_outputs(paths: Iterable[Path], overwrite: bool, inputs: Iterable[Path 
             problems.append(f"{path}: this output would overwrite the input {source}")
         elif path.is_dir():
             problems.append(f"{path}: this output is a folder")
+        elif reason := _no_place(path):
+            problems.append(f"{path}: this output cannot be written: {reason}")
         elif path.is_file():  # a device or a pipe is written to, not replaced
             existing.append(str(path))
     if problems:
@@ -54,13 +56,27 @@ def _input_at(path: Path, inputs: Iterable[Path | None]) -> Path | None:
     return None
 
 
+def _no_place(path: Path) -> str | None:
+    """Why no file can be made there, as far as looking tells."""
+    if os.path.lexists(path):
+        return None
+    folder = os.path.dirname(os.path.abspath(path))
+    while not os.path.lexists(folder) and (above := os.path.dirname(folder)) != folder:
+        folder = above
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        return f"{folder} is a file, not a folder"
+    if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} is a folder that you may not write to"
+    return None
+
+
 def check_output(path: Path, context: SinkContext) -> None:
     """`check_outputs` for one name known late; makes its folder. Raises `SinkError` where that fails."""
-    check_outputs([path], context.overwrite, [source.path for source in context.sources.values()])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise sink_error(error, path, doing="make its folder") from error
+    check_outputs([path], context.overwrite, [source.path for source in context.sources.values()])
 
 
 def sink_error(error: BaseException, path: Path, left: str = "", doing: str = "write it") -> SinkError:
@@ -107,6 +123,8 @@ class PartFile(WholeFile):
     def __init__(self, path: Path, context: SinkContext) -> None:
         self.path = path
         check_output(path, context)
+        if path.exists() and not path.is_file():
+            raise SinkError(f"{path}: is a device or a pipe, and this output must be a file")
         number = 1
         while True:
             self.part = path.with_name(f"{path.stem}.part{number if number > 1 else ''}{path.suffix}")
