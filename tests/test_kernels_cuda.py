@@ -462,8 +462,8 @@ def test_draw_on_part_of_a_picture():
 # -- what every function keeps --
 
 
-def calls() -> dict[str, Callable[[], Any]]:
-    """Every kernel, with memory that is there already."""
+def calls() -> tuple[dict[str, Callable[[], Any]], list[Any]]:
+    """Every kernel with memory that is there already, and what they write."""
     import cupy
 
     planes = on_gpu(noise(FrameSpec(130, 98, "yuv420p"), 2))
@@ -474,7 +474,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     numbers = {"factor": FACTOR, "offset": OFFSET}
     state, mask = cupy.zeros((4, 98, 130), np.uint16), cupy.zeros((25, 33), np.uint8)
     learn = {"shrink": 1, "extra_bits": 0, "threshold": 256, "limit": 9999, "slow": 3, "hold": 4}
-    return {
+    kernels = {
         "to_rgb": lambda: cuda.to_rgb(planes, image),
         "to_rgb, turned": lambda: cuda.to_rgb(turned, upright),
         "resize": lambda: cuda.resize(image, small, method="area"),
@@ -486,6 +486,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "difference": lambda: cuda.difference([planes.picture(1)[0]], state, mask, **learn),
         "draw_boxes": lambda: cuda.draw_boxes(image[0], some_marks(np.random.default_rng(1), 60), 2, 1),
     }
+    return kernels, [image, upright, small, tensor, sums, state, mask]
 
 
 WAIT = r"""
@@ -495,33 +496,36 @@ extern "C" __global__ void wait(volatile int* go) { while (!*go) {} }
 
 @gpu
 def test_nothing_waits_and_nothing_runs_on_another_stream():
-    """Behind a kernel that waits for the host, every call returns, and nothing is done until the host lets it go."""
+    """Behind a kernel that waits for the host every call returns, and nothing is done until the host lets it go."""
     import cupy
 
-    kernels = calls()
+    kernels, written = calls()
     for call in kernels.values():
-        call()  # compiled, and memory pools warm
-    cupy.cuda.runtime.deviceSynchronize()
+        call()  # compiled
     pinned = cupy.cuda.PinnedMemory(4, cupy.cuda.runtime.hostAllocMapped)
     go = np.frombuffer(cupy.cuda.PinnedMemoryPointer(pinned, 0), np.int32, 1)
     seen = cupy.ndarray(1, np.int32, cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(go.ctypes.data, 4, pinned), 0))
     wait = cupy.RawKernel(WAIT, "wait").kernel
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with stream:
+        kernels["difference"]()  # its scratch is in this stream's pool from now on: a new block would wait
+        for array in written:
+            array.fill(99)
+    stream.synchronize()
+    go[0] = 0
     try:
         with stream:
-            scratch = cupy.empty(1 << 16, np.uint32)  # what `difference` takes must be in this stream's pool
-            del scratch
-            go[0] = 0
             wait((1,), (1,), (seen,))
             for name, call in kernels.items():
                 call()
                 assert not stream.done, name
-        event = cupy.cuda.Event()
-        event.record(cupy.cuda.Stream.null)
-        assert event.done  # nothing went to the default stream
+        for array in written:
+            assert (cupy.asnumpy(array, stream=other) == 99).all()
     finally:
         go[0] = 1
         stream.synchronize()
+    for array in written:
+        assert not (back(array) == 99).all()
 
 
 @gpu
@@ -534,12 +538,12 @@ def test_nothing_takes_device_memory_but_difference():
         taken.append(nbytes)
         return cupy.get_default_memory_pool().malloc(nbytes)
 
-    for name, call in calls().items():
+    for name, call in calls()[0].items():
         call()
         taken.clear()
         with cupy.cuda.using_allocator(count):
             call()
-        assert taken == ([4 * (514 + 98 * 130)] if name.startswith("difference") else []), name
+        assert taken == ([4 * (513 + 98 * 130)] if name.startswith("difference") else []), name
 
 
 @gpu

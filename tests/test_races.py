@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from framepipe.engine import Engine
 from framepipe.errors import FramepipeError
 from framepipe.feed import Feed
 from framepipe.frame import Frame, Item
-from framepipe.memory import Ledger
+from framepipe.memory import Ledger, RecyclingPool
 from framepipe.pipeline import Pipeline
 from framepipe.sink import Sink
 from framepipe.source import Source
@@ -495,6 +496,20 @@ def test_the_interpreter_exits_while_a_pipe_is_waited_for(tmp_path):
         str(tmp_path / "pipe"),
     )
     assert (*process.communicate(timeout=30), process.returncode) == ("", "", 0)
+
+
+def test_memory_given_back_while_the_pool_is_closed_does_not_stay_in_it():
+    class Closing(deque):
+        def append(self, block: Any) -> None:
+            pool.close()
+            super().append(block)
+
+    ledger = Ledger()
+    pool = RecyclingPool(ledger)
+    array = pool.empty((3, 5), "uint8")
+    pool._free[array.nbytes] = Closing()
+    del array
+    assert ledger.bytes == {"pageable": 0} and not any(pool._free.values())
 
 
 def test_memory_dropped_by_the_collector_while_the_ledger_is_written():
