@@ -86,10 +86,9 @@ class RecyclingPool:
         self.trim()
 
     def _give(self, block: np.ndarray) -> None:
-        if self._closed:
-            self._let_go(block)
-        else:
-            self._free[block.nbytes].append(block)
+        self._free[block.nbytes].append(block)
+        if self._closed:  # looked at last: another thread may close just now
+            self.trim()
 
     def _new(self, nbytes: int) -> np.ndarray:
         if self._ledger is not None:

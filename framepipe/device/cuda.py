@@ -19,7 +19,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from framepipe.device._leases import Lease, Outputs, Share
+from framepipe.device._cuda_leases import Lease, Outputs, Share
 from framepipe.device.base import Device, Event, Stream
 from framepipe.errors import ClosedError, DeviceError, DeviceUnavailableError
 from framepipe.memory import RecyclingPool, aligned_empty

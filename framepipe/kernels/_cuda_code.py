@@ -5,6 +5,7 @@ CuPy keeps what it compiled on disk, so that later processes only load it.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -19,14 +20,17 @@ _TYPES = {
     "int32": "int", "int64": "long long", "uint32": "unsigned int", "uint64": "unsigned long long",
     "uint8": "unsigned char", "uint16": "unsigned short", "float32": "float",
 }  # fmt: skip
-_compiling = threading.Lock()
+
+
+_cupy: ModuleType | None = None
 
 
 def cupy() -> ModuleType:
     """CuPy, imported when it is needed: this package is imported on machines without it."""
-    import cupy
-
-    return cupy
+    global _cupy
+    if _cupy is None:
+        _cupy = importlib.import_module("cupy")
+    return _cupy
 
 
 class Program:
@@ -44,6 +48,7 @@ class Program:
         self.macros = macros or {}
         self._kernels: dict[tuple[int, str], Any] = {}
         self._modules: dict[int, Any] = {}
+        self._compiling = threading.Lock()  # guards _modules; nobody compiles what somebody else is compiling
 
     def source(self) -> str:
         """The whole text that is compiled."""
@@ -67,7 +72,7 @@ class Program:
         """The compiled code on the current device, compiled now if it is not there yet."""
         cp = cupy()
         number = cp.cuda.runtime.getDevice()
-        with _compiling:
+        with self._compiling:
             if number not in self._modules:
                 module = cp.RawModule(code=self.source(), options=("--std=c++14",))
                 try:

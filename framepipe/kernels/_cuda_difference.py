@@ -36,7 +36,7 @@ SCENE = np.dtype(
 """
 
 program = Program("difference.cu", structs={"Scene": SCENE})
-_COUNTS = 514  # uint32: a bin for every ratio, the changed pixels, and one to keep what follows aligned to 8 bytes
+_COUNTS = 513  # uint32: a bin for every ratio, and the changed pixels
 _BLOCK = (32, 8, 1)
 
 
@@ -65,20 +65,18 @@ def difference(
     if not width * height:
         return
     scratch = cupy().empty(_COUNTS + width * height, np.uint32)
-    counts, picture = scratch[:_COUNTS], scratch[_COUNTS:].view(np.uint16)
-    former = picture[width * height :]
     if not first:
-        counts.fill(0)
+        scratch.data.memset_async(0, 4 * _COUNTS)
     grid = (blocks(width, _BLOCK[0]), blocks(height, _BLOCK[1]), 1)
     planes = (channels[0], channels[-1] if len(channels) < 3 else channels[1], channels[-1])
     name = f"difference_luma_{8 * channels[0].dtype.itemsize}"
-    program.launch(name, grid, _BLOCK, (*planes, state, mask, picture, counts, scene, np.int32(first)))
+    program.launch(name, grid, _BLOCK, (*planes, state, mask, scratch, scene, np.int32(first)))
     if first:
         return
     bound = np.int32(threshold)
-    program.launch("difference_change", grid, _BLOCK, (state, picture, former, counts, scene, bound))
-    numbers = (scene, bound, np.int64(limit), np.int32(slow), np.int32(hold))
-    program.launch("difference_learn", grid, _BLOCK, (state, mask, picture, former, counts, *numbers))
+    program.launch("difference_change", grid, _BLOCK, (state, scratch, scene, bound))
+    numbers = (bound, np.int64(limit), np.int32(slow), np.int32(hold))
+    program.launch("difference_learn", grid, _BLOCK, (state, mask, scratch, scene, *numbers))
 
 
 @lru_cache(maxsize=64)

@@ -51,7 +51,7 @@ def _glyph_words() -> str:
 
 
 program = Program("draw.cu", structs={"Mark": MARK, "Marks": MARKS}, macros={"GLYPH_WORDS": _glyph_words()})
-_BLOCKS = 8  # that share a line or a label
+_BLOCKS = 32  # that share a line or a label
 _Rect = tuple[int, int, int, int]
 _Row = tuple[_Rect, _Rect, tuple[int, int, int], bytes]
 _NOTHING = (0, 0, 0, 0)

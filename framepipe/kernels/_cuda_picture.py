@@ -5,6 +5,7 @@ All that a launch needs besides addresses is worked out once for each geometry a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 from typing import Any, Literal
@@ -20,90 +21,155 @@ from framepipe.kernels._tensor import Layout, Order
 PLACE = np.dtype(
     [
         ("total", "u8"),
-        ("method", "i4"),
-        ("count", "i4"),
+        ("total_magic", "u8"),
+        ("magic", "u8", 2),
         ("source", "i4", 4),
         ("target", "i4", 4),
         ("pixel", "u4", 2),
         ("step", "u4", 2),
         ("color", "i4", 3),
+        ("count", "i4"),
+        ("team", "i4"),
     ],
     align=True,
 )
 """The part ``source`` of a picture and the part ``target`` of the result: x, y, width, height.
 
 By area, ``pixel`` and ``step`` are the lengths of a source pixel and of an output interval in units, across and down,
-and ``total`` the units of an output pixel. ``count`` is how many pixels a thread makes.
+and ``total`` the units of an output pixel. ``magic`` numbers stand for divisors: see ``divided`` in common.cuh. A warp
+makes ``count`` times 32 pixels, or by area ``count`` times as many as it has teams of ``team`` lanes.
 """
 
-convert_program = Program("source.cuh", "convert.cu", structs={"Source": SOURCE, "Target": TARGET})
-picture_program = Program("source.cuh", "picture.cu", structs={"Source": SOURCE, "Target": TARGET, "Place": PLACE})
+JOB = np.dtype([("source", SOURCE), ("target", TARGET), ("place", PLACE)], align=True)
+_STRUCTS = {"Source": SOURCE, "Target": TARGET, "Place": PLACE, "Job": JOB}
 
-_METHODS = {"copy": 0, "nearest": 1, "bilinear": 2, "area": 3}
-_FAST_CHROMA = {(1, 1): "420", (1, 0): "422", (0, 0): "444"}
-_MANY_TAPS = 256  # of an output pixel: then a block makes it instead of a thread
+_READERS = {
+    "codes": "Codes", "separate": "Separate", "yuv_8": "Yuv<u8>", "yuv_16": "Yuv<u16>",
+    "smooth_8": "Smooth<u8>", "smooth_16": "Smooth<u16>",
+}  # fmt: skip
+_FAST_CHROMA = ((1, 1), (1, 0), (0, 0))
+_BLACK = (0, 0, 0)
+_MANY_ACROSS = 64  # source pixels side by side in an output pixel: then a block makes it
+_SOME_ACROSS = 6  # then four lanes do
 _ENOUGH_WARPS = 1 << 13  # keep the largest GPUs busy
+
+
+def _picture_program(reader: str) -> Program:
+    macros = {"READER": _READERS[reader], **({"ONLY_COPY": "1"} if reader.startswith("smooth") else {})}
+    return Program("source.cuh", "picture.cu", structs=_STRUCTS, macros=macros)
+
+
+def _convert_program(sample: str, w_shift: int, h_shift: int) -> Program:
+    macros = {"SAMPLE": sample, "CHROMA_W_SHIFT": str(w_shift), "CHROMA_H_SHIFT": str(h_shift)}
+    return Program("source.cuh", "convert.cu", structs=_STRUCTS, macros=macros)
+
+
+_pictures = {reader: _picture_program(reader) for reader in _READERS}
+_converts = {(size, *shifts): _convert_program(f"u{8 * size}", *shifts) for size in (1, 2) for shifts in _FAST_CHROMA}
+programs = (*_converts.values(), *_pictures.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A launch but for its arrays."""
+
+    program: Program
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    job: Struct
+
+    def __call__(self, read: Any, out: Any) -> None:
+        if self.grid[2]:
+            self.program.launch(self.name, self.grid, self.block, (read, out, self.job))
 
 
 def to_rgb(planes: Planes, out: Any, chroma: str) -> Any:
     """See `framepipe.kernels.cpu.to_rgb`."""
     slab, spec, n = slab_of(planes), planes.spec, planes.n
-    width, height = spec.upright_size
     if out is None:
-        out = cupy().empty((n, height, width, 3), np.uint8)
+        out = cupy().empty((n, *spec.upright_size[::-1], 3), np.uint8)
     if not hasattr(out, "strides"):
         for i, into in enumerate(_strict(out, n)):
             to_rgb(Planes(spec, 1, slab=slab[i : i + 1]), into[None], chroma)
         return out
-    if out.shape != (n, height, width, 3) or out.dtype != np.uint8:
-        raise ValueError(f"the output is {out.dtype} {out.shape} instead of uint8 {(n, height, width, 3)}")
-    aligned = (slab.data.ptr | slab.strides[0]) % 16 == 0
-    kernel = _convert_kernel(spec, chroma) if aligned and n else None
-    written = target(out.shape, out.strides, "uint8")
-    if kernel is None or not written["together"]:
-        source = planes_source(spec, slab.strides[0], chroma == "bilinear")
-        _run(slab, out, *source, written, _place("copy", (width, height), (width, height), n, None, None, (0, 0, 0)))
-        return out
-    name, rows = kernel
-    block = (8, 32, 1) if spec.rotation in (90, 270) else (32, 8, 1)
-    grid = (blocks(spec.width, 8 * block[0]), blocks(spec.height, rows * block[1]), n)
-    convert_program.launch(name, grid, block, (slab, out, planes_source(spec, slab.strides[0])[0], written))
+    aligned = slab.data.ptr % 16 == 0
+    _rgb(spec, n, slab.strides[0], aligned, out.shape, out.strides, out.dtype.name, chroma)(slab, out)
     return out
 
 
 @lru_cache(maxsize=256)
-def _convert_kernel(spec: FrameSpec, chroma: str) -> tuple[str, int] | None:
-    """The fast kernel for a format and the rows that a thread makes, or None."""
-    fmt = spec.format
-    if fmt.model != "yuv" or fmt.planes[fmt.components["Y"][0]].channels != 1:
-        return None
-    plane = fmt.planes[fmt.components["U"][0]]
-    shifts = (plane.w_shift, plane.h_shift)
-    if shifts not in _FAST_CHROMA or (chroma != "nearest" and any(shifts)):
-        return None
-    return f"convert_{_FAST_CHROMA[shifts]}_{8 * fmt.itemsize}", 1 << plane.h_shift
+def _rgb(
+    spec: FrameSpec,
+    n: int,
+    picture: int,
+    aligned: bool,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: str,
+    chroma: str,
+) -> _Launch:
+    size = spec.upright_size
+    if shape != (n, *size[::-1], 3) or dtype != "uint8":
+        raise ValueError(f"the output is {dtype} {shape} instead of uint8 {(n, *size[::-1], 3)}")
+    written = target(shape, strides, dtype)
+    source, reader = planes_source(spec, picture, chroma == "bilinear")
+    kind = (spec.format.itemsize, int(source["w_shift"]), int(source["h_shift"]))
+    fast = reader.startswith("yuv") and kind in _converts and aligned and picture % 16 == 0
+    if not (fast and written["together"]):
+        return _picture(reader, source, written, "copy", size, n)
+    job = np.zeros((), JOB)
+    job["source"], job["target"] = source, written
+    block = (8, 32, 1) if spec.rotation in (90, 270) else (32, 8, 1)
+    grid = (blocks(spec.width, 8 * block[0]), blocks(spec.height, block[1] << kind[2]), n)
+    return _Launch(_converts[kind], "convert", grid, block, job)
 
 
 def resize(images: Any, out: Any, method: Method, source: Rect | None, part: Rect | None, color: Color) -> None:
     """See `framepipe.kernels.cpu.resize`; ``part`` is its ``target``."""
     for picture, into in _pairs(images, out):
-        if into.dtype != np.uint8 or into.shape[3] != 3:
-            raise ValueError(f"pictures are uint8 with 3 channels, not {into.dtype} {into.shape}")
-        written = target(into.shape, into.strides, "uint8")
-        size, inner = (picture.shape[2], picture.shape[1]), (into.shape[2], into.shape[1])
-        place = _place(method, size, inner, len(into), source, part, color)
-        _run(picture, into, *_image(picture), written, place)
+        read = (picture.shape, picture.strides, picture.dtype.name)
+        wrote = (into.shape, into.strides, into.dtype.name)
+        _resized(*read, *wrote, method, source, part, color)(picture, into)
+
+
+@lru_cache(maxsize=256)
+def _resized(
+    read: tuple[int, ...],
+    read_strides: tuple[int, ...],
+    read_dtype: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: str,
+    *how: Any,
+) -> _Launch:
+    _check_images(read, read_dtype)
+    _check_images(shape, dtype)
+    source, reader = image_source(read_strides)
+    written = target(shape, strides, dtype)
+    return _picture(reader, source, written, how[0], (read[2], read[1]), shape[0], *how[1:])
 
 
 def normalize(images: Any, out: Any, factor: Any, offset: Any, layout: Layout, order: Order) -> None:
     """See `framepipe.kernels.cpu.normalize`."""
+    numbers = _numbers(factor, offset)
     for picture, into in _pairs(images, out):
-        written = _tensor(into, factor, offset, layout, order)
-        size = (picture.shape[2], picture.shape[1])
-        if (int(written["width"]), int(written["height"])) != size:
-            raise ValueError(f"an output of shape {into.shape} does not fit pictures of shape {picture.shape}")
-        place = _place("copy", size, size, len(into), None, None, (0, 0, 0))
-        _run(picture, into, *_image(picture), written, place)
+        read = (picture.shape, picture.strides, picture.dtype.name)
+        wrote = (into.shape, into.strides, into.dtype.name)
+        _normalized(*read, *wrote, layout, order, *numbers)(picture, into)
+
+
+@lru_cache(maxsize=256)
+def _normalized(
+    read: tuple[int, ...], read_strides: tuple[int, ...], read_dtype: str, shape: tuple[int, ...], *how: Any
+) -> _Launch:
+    _check_images(read, read_dtype)
+    written = _tensor(shape, *how)
+    size = (read[2], read[1])
+    if (int(written["width"]), int(written["height"])) != size:
+        raise ValueError(f"an output of shape {shape} does not fit pictures of shape {read}")
+    source, reader = image_source(read_strides)
+    return _picture(reader, source, written, "copy", size, shape[0])
 
 
 def to_tensor(
@@ -119,33 +185,40 @@ def to_tensor(
     order: Order,
 ) -> None:
     """See `framepipe.kernels.cpu.to_tensor`; ``part`` is its ``target``."""
-    slab, spec = slab_of(planes), planes.spec
+    slab, spec, n = slab_of(planes), planes.spec, planes.n
     if not hasattr(out, "strides"):
-        for i, into in enumerate(_strict(out, planes.n)):
+        for i, into in enumerate(_strict(out, n)):
             one = Planes(spec, 1, slab=slab[i : i + 1])
             to_tensor(one, into[None], method, source, part, color, factor, offset, layout, order)
         return
-    if len(out) != planes.n:
-        raise ValueError(f"an output for {len(out)} pictures does not fit {planes.n}")
-    written = _tensor(out, factor, offset, layout, order)
-    inner = (int(written["width"]), int(written["height"]))
-    place = _place(method, spec.upright_size, inner, planes.n, source, part, color)
-    _run(slab, out, *planes_source(spec, slab.strides[0]), written, place)
+    wrote = (out.shape, out.strides, out.dtype.name, layout, order, *_numbers(factor, offset))
+    _tensors(spec, n, slab.strides[0], wrote, (method, source, part, color))(slab, out)
 
 
-def _tensor(out: Any, factor: Any, offset: Any, layout: Layout, order: Order) -> Struct:
-    if out.ndim != 4 or out.shape[1 if layout == "nchw" else 3] != 3:
-        raise ValueError(f"a tensor in {layout} has four dimensions and 3 channels, not {out.shape}")
+@lru_cache(maxsize=256)
+def _tensors(spec: FrameSpec, n: int, picture: int, wrote: tuple[Any, ...], how: tuple[Any, ...]) -> _Launch:
+    written = _tensor(*wrote)
+    if wrote[0][0] != n:
+        raise ValueError(f"an output for {wrote[0][0]} pictures does not fit {n}")
+    source, reader = planes_source(spec, picture)
+    return _picture(reader, source, written, how[0], spec.upright_size, n, *how[1:])
+
+
+def _numbers(factor: Any, offset: Any) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
     if factor is None or offset is None:
-        return target(out.shape, out.strides, out.dtype.name, layout, order)
-    numbers = tuple(map(float, factor)), tuple(map(float, offset))
-    return target(out.shape, out.strides, out.dtype.name, layout, order, *numbers)
+        return None, None
+    return tuple(factor.tolist()), tuple(offset.tolist())
 
 
-def _image(picture: Any) -> tuple[Struct, str]:
-    if picture.dtype != np.uint8 or picture.shape[3] != 3:
-        raise ValueError(f"pictures are uint8 with 3 channels, not {picture.dtype} {picture.shape}")
-    return image_source(picture.shape, picture.strides)
+def _tensor(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, layout: str, *how: Any) -> Struct:
+    if len(shape) != 4 or shape[1 if layout == "nchw" else 3] != 3:
+        raise ValueError(f"a tensor in {layout} has four dimensions and 3 channels, not {shape}")
+    return target(shape, strides, dtype, layout, *how)
+
+
+def _check_images(shape: tuple[int, ...], dtype: str) -> None:
+    if len(shape) != 4 or shape[3] != 3 or dtype != "uint8":
+        raise ValueError(f"pictures are uint8 with 3 channels, not {dtype} {shape}")
 
 
 def _strict(parts: Any, n: int) -> Any:
@@ -156,54 +229,57 @@ def _strict(parts: Any, n: int) -> Any:
 
 def _pairs(images: Any, out: Any) -> Any:
     """(N, …) arrays of input and output: the whole batch at once, or one picture at a time where either is a list."""
-    if len(images) != len(out):
-        raise ValueError(f"an output for {len(out)} pictures does not fit {len(images)}")
+    _strict(out, len(images))
     if hasattr(images, "strides") and hasattr(out, "strides"):
         return ((images, out),)
     return ((picture[None], into[None]) for picture, into in zip(images, out, strict=True))
 
 
-@lru_cache(maxsize=256)
-def _place(
+def _picture(
+    reader: str,
+    source: Struct,
+    written: Struct,
     method: Method | Literal["copy"],
     size: tuple[int, int],
-    out: tuple[int, int],
     n: int,
-    source: Rect | None,
-    part: Rect | None,
-    color: Color,
-) -> Struct:
-    """From pictures of ``size`` to ``n`` of ``out`` (width, height)."""
-    source, part = source or (0, 0, *size), part or (0, 0, *out)
-    for rect, room in ((source, size), (part, out)):
-        if min(rect[:2]) < 0 or min(rect[2:]) < 1 or rect[0] + rect[2] > room[0] or rect[1] + rect[3] > room[1]:
-            raise ValueError(f"the rectangle {rect} is not inside a picture of {room[0]}x{room[1]}")
-    place = np.zeros((), PLACE)
-    place["method"] = _METHODS["copy" if source[2:] == part[2:] else method]
-    place["source"], place["target"], place["color"] = source, part, color
-    total = 1
-    for axis in range(2):
-        units = gcd(source[2 + axis], part[2 + axis])
-        place["pixel"][axis], place["step"][axis] = part[2 + axis] // units, source[2 + axis] // units
-        total *= source[2 + axis] // units
-    place["total"] = total
+    rect: Rect | None = None,
+    part: Rect | None = None,
+    color: Color = _BLACK,
+) -> _Launch:
+    """From pictures of ``size`` (width, height) to ``n`` results."""
+    out = (int(written["width"]), int(written["height"]))
+    rect, part = rect or (0, 0, *size), part or (0, 0, *out)
+    for inner, room in ((rect, size), (part, out)):
+        if min(inner[:2]) < 0 or min(inner[2:]) < 1 or inner[0] + inner[2] > room[0] or inner[1] + inner[3] > room[1]:
+            raise ValueError(f"the rectangle {inner} is not inside a picture of {room[0]}x{room[1]}")
+    if rect[2:] == part[2:]:
+        method = "copy"
+    job = np.zeros((), JOB)
+    job["source"], job["target"] = source, written
+    place = job["place"]
+    place["source"], place["target"], place["color"] = rect, part, color
+    _divisors(place, rect[2:], part[2:], method)
+    across = rect[2] // part[2] + 1
+    place["team"] = 4 if across >= _SOME_ACROSS else 1
     place["count"] = 4 if n * out[1] * blocks(out[0], 128) >= _ENOUGH_WARPS else 1
-    return place
+    name, grid = f"picture_{method}", (blocks(out[0], 32 * int(place["count"])), blocks(out[1], 8), n)
+    if method == "area" and across >= _MANY_ACROSS:
+        name, grid = "gather_area", (*out, n)
+    elif method == "area":
+        grid = (blocks(out[0], 32 * int(place["count"]) // int(place["team"])), *grid[1:])
+    return _Launch(_pictures[reader], name, grid, (32, 8, 1), job)
 
 
-def _run(read: Any, out: Any, source: Struct, reader: str, written: Struct, place: Struct) -> None:
-    """Launch over (N, …) arrays."""
-    n, width, height = len(out), int(written["width"]), int(written["height"])
-    if not n:
-        return
-    if place["method"] == _METHODS["area"] and _taps(place) >= _MANY_TAPS:
-        name, grid = f"gather_{reader}", (width, height, n)
-    else:
-        name, grid = f"picture_{reader}", (blocks(width, 32 * int(place["count"])), blocks(height, 8), n)
-    picture_program.launch(name, grid, (32, 8, 1), (read, out, source, written, place))
+def _divisors(place: Struct, read: tuple[int, int], made: tuple[int, int], method: str) -> None:
+    """The units of area, and the numbers that stand for divisions by what ``picture.cu`` divides by."""
+    total = 1
+    for axis, (n, m) in enumerate(zip(read, made, strict=True)):
+        units = gcd(n, m)
+        place["pixel"][axis], place["step"][axis] = m // units, n // units
+        place["magic"][axis] = _magic(m // units if method == "area" else 2 * m)
+        total *= n // units
+    place["total"], place["total_magic"] = total, _magic(total)
 
 
-def _taps(place: Struct) -> int:
-    """About how many source pixels an output pixel is made of."""
-    across, down = (int(place["source"][2 + axis]) // int(place["target"][2 + axis]) for axis in range(2))
-    return (across + 1) * (down + 1)
+def _magic(divisor: int) -> int:
+    return 0 if divisor == 1 else -(-(1 << 64) // divisor)

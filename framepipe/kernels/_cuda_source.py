@@ -16,9 +16,13 @@ Struct = np.ndarray[Any, Any]
 SOURCE = np.dtype(
     [
         ("picture", "i8"),
-        ("offset", "i8", 3),
-        ("pitch", "i4", 3),
-        ("step", "i4", 3),
+        ("origin", "i8", 3),
+        ("luma", "i8"),
+        ("across", "i4"),
+        ("down", "i4"),
+        ("luma_pitch", "i4"),
+        ("chroma_pitch", "i4"),
+        ("chroma_step", "i4"),
         ("turn", "i4", 6),
         ("width", "i4"),
         ("height", "i4"),
@@ -39,10 +43,12 @@ SOURCE = np.dtype(
     ],
     align=True,
 )
-"""Three components: where they stand from a picture's first byte (``offset``), bytes between rows and samples.
+"""Pictures as they lie in memory, all in bytes; ``picture`` is how far they are apart.
 
-``turn`` takes (x, y) of the upright picture to x (the first three) and y of the lying one, whose size is given. Terms
-are kept above ``shift - 5`` bits (``mask``); ``offsets`` of the sums are moved up by as much.
+``origin`` is where each component stands for the first pixel of the upright picture, from which ``across`` and ``down``
+lead to the next; for chroma, whose planes may be smaller, it is the plane's first sample. ``luma`` is that of the luma
+plane. ``turn`` takes (x, y) of the upright picture to x (the first three) and y of the lying one, whose size is given.
+Terms are kept above ``shift - 5`` bits (``mask``); ``offsets`` of the sums are moved up by as much.
 """
 
 TARGET = np.dtype(
@@ -67,14 +73,6 @@ TARGET = np.dtype(
 """
 
 KINDS = {"uint8": 0, "float16": 1, "float32": 2}
-_TURNS = {
-    # x and y of the lying picture in those of the upright one; W and H are the lying one's.
-    0: lambda w, h: (1, 0, 0, 0, 1, 0),
-    90: lambda w, h: (0, -1, w - 1, 1, 0, 0),
-    180: lambda w, h: (-1, 0, w - 1, 0, -1, h - 1),
-    270: lambda w, h: (0, 1, 0, -1, 0, h - 1),
-}
-_AS_THEY_ARE = (0, 1, 2)
 
 
 def slab_of(planes: Planes) -> Any:
@@ -92,16 +90,17 @@ def planes_source(spec: FrameSpec, picture: int, smooth: bool = False) -> tuple[
     """How to read pictures of ``spec`` that are ``picture`` bytes apart, and the name of the reader."""
     fmt = spec.format
     letters = {"yuv": "YUV", "rgb": "RGB", "gray": "YYY"}[fmt.model]
+    layout, turn = spec.planes[fmt.components[letters[0]][0]], _turn(spec.rotation, spec.width, spec.height)
+    step = layout.channels * fmt.itemsize
     source = np.zeros((), SOURCE)
     source["picture"] = picture
-    for i, letter in enumerate(letters):
-        at, channel = fmt.components[letter]
-        layout = spec.planes[at]
-        source["offset"][i] = layout.offset + channel * fmt.itemsize
-        source["pitch"][i] = layout.pitch
-        source["step"][i] = layout.channels * fmt.itemsize
-    source["turn"] = _TURNS[spec.rotation](spec.width, spec.height)
-    source["width"], source["height"], source["rotation"] = spec.width, spec.height, spec.rotation
+    source["turn"], source["rotation"] = turn, spec.rotation
+    source["width"], source["height"] = spec.width, spec.height
+    source["across"], source["down"] = (turn[i] * step + turn[3 + i] * layout.pitch for i in range(2))
+    source["luma"], source["luma_pitch"] = _byte_of(spec, letters[0]), layout.pitch
+    source["origin"] = [_byte_of(spec, letter) for letter in letters]
+    start = turn[2] * step + turn[5] * layout.pitch
+    source["origin"] += [start, 0, 0] if fmt.model == "yuv" else start
     source["wide"] = fmt.itemsize == 2
     _colour(source, spec)
     if fmt.model != "yuv":
@@ -109,9 +108,25 @@ def planes_source(spec: FrameSpec, picture: int, smooth: bool = False) -> tuple[
     chroma, layout = fmt.planes[fmt.components["U"][0]], spec.planes[fmt.components["U"][0]]
     source["w_shift"], source["h_shift"] = chroma.w_shift, chroma.h_shift
     source["chroma_width"], source["chroma_height"] = layout.width, layout.height
-    if smooth and (chroma.w_shift or chroma.h_shift):
-        return source, "smooth"
-    return source, "yuv_16" if fmt.itemsize == 2 else "yuv_8"
+    source["chroma_pitch"], source["chroma_step"] = layout.pitch, layout.channels * fmt.itemsize
+    return source, f"{'smooth' if smooth and (chroma.w_shift or chroma.h_shift) else 'yuv'}_{8 * fmt.itemsize}"
+
+
+def _byte_of(spec: FrameSpec, letter: str) -> int:
+    """The byte of a picture at which the first sample of a component stands."""
+    at, channel = spec.format.components[letter]
+    return spec.planes[at].offset + channel * spec.format.itemsize
+
+
+def _turn(rotation: int, width: int, height: int) -> tuple[int, int, int, int, int, int]:
+    """x and y of the lying picture of a size in those of the upright one."""
+    if rotation == 90:
+        return 0, -1, width - 1, 1, 0, 0
+    if rotation == 180:
+        return -1, 0, width - 1, 0, -1, height - 1
+    if rotation == 270:
+        return 0, 1, 0, -1, 0, height - 1
+    return 1, 0, 0, 0, 1, 0
 
 
 def _colour(source: Struct, spec: FrameSpec) -> None:
@@ -134,14 +149,12 @@ def _are_codes(source: Struct, spec: FrameSpec) -> bool:
 
 
 @lru_cache(maxsize=256)
-def image_source(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Struct, str]:
+def image_source(strides: tuple[int, ...]) -> tuple[Struct, str]:
     """How to read (N, H, W, 3) uint8 pictures, and the name of the reader."""
     source = np.zeros((), SOURCE)
     source["picture"] = strides[0]
-    source["offset"] = [channel * strides[3] for channel in range(3)]
-    source["pitch"], source["step"] = strides[1], strides[2]
-    source["turn"] = _TURNS[0](0, 0)
-    source["height"], source["width"] = shape[1:3]
+    source["origin"] = [channel * strides[3] for channel in range(3)]
+    source["down"], source["across"] = strides[1:3]
     return source, "codes"
 
 

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from framepipe.frame import FrameSpec, Planes
 from framepipe.kernels import _cuda_difference, _cuda_draw, _cuda_picture, _cuda_stats
+from framepipe.kernels._cuda_code import Program, cupy
 from framepipe.kernels._draw import Mark
 from framepipe.kernels._resample import Color, Method, Rect
 from framepipe.kernels._tensor import Layout, Order
@@ -40,8 +42,7 @@ __all__ = [
 ]
 
 _PROGRAMS = (
-    _cuda_picture.convert_program,
-    _cuda_picture.picture_program,
+    *_cuda_picture.programs,
     _cuda_stats.program,
     _cuda_difference.program,
     _cuda_draw.program,
@@ -51,12 +52,19 @@ _PROGRAMS = (
 def prepare() -> float:
     """Compile every kernel for the current device now, not when it is first used; seconds that took.
 
-    Some seconds once for a version of framepipe, CuPy and the driver: CuPy keeps the result on disk. Raises
-    `DeviceError` where a kernel cannot be compiled.
+    A few seconds of all cores once for a version of framepipe, CuPy and the driver: CuPy keeps the result on disk.
+    Without this every kernel is compiled when it is first used, which takes some tenths of a second each. Raises
+    `DeviceError` where one cannot be compiled.
     """
     began = time.perf_counter()
-    for program in _PROGRAMS:
-        program.module()
+    number = cupy().cuda.runtime.getDevice()
+
+    def compile_one(program: Program) -> None:
+        with cupy().cuda.Device(number):
+            program.module()
+
+    with ThreadPoolExecutor(thread_name_prefix="framepipe compile") as pool:
+        list(pool.map(compile_one, _PROGRAMS))
     return time.perf_counter() - began
 
 

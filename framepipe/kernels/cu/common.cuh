@@ -7,15 +7,18 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-const int WARP = 32;
-const u32 ALL = 0xffffffff;
+#define WARP 32
+#define ALL_LANES 0xffffffffu
 
 __device__ __forceinline__ int clip(int value, int low, int high) { return min(max(value, low), high); }
 
-// a / b, in 32 bits where they suffice: a division of 64 bits costs several times as much.
-__device__ __forceinline__ u64 divided(u64 a, u64 b)
+// a / b. Where both fit 32 bits a product with `magic`, 2**64 / b rounded up (0 for b == 1), is exact and many times as
+// fast: it is too large by less than a / 2**64, which is less than 1 / b.
+__device__ __forceinline__ u64 divided(u64 a, u64 b, u64 magic)
 {
-    return (a | b) >> 32 ? a / b : (u32)a / (u32)b;
+    if ((a | b) >> 32)
+        return a / b;
+    return magic ? __umul64hi(a, magic) : a;
 }
 
 // One warp copies n bytes from shared memory (aligned to 4 bytes, 4 more may be read) to any address of device

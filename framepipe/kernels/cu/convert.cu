@@ -1,6 +1,7 @@
 // Planes to RGB where it pays to be fast: 4:2:0, 4:2:2 and 4:4:4 with repeated chroma, planes aligned to 16 bytes.
 // A thread makes 8 pixels of one row or, where rows share their chroma, of two. A block makes a tile, turns it upright
-// in shared memory and stores it in rows: 32 threads wide, or 8 where rows become columns.
+// in shared memory and stores it in rows: 32 threads wide, or 8 where rows become columns. Compiled for each SAMPLE (u8
+// or u16), CHROMA_W_SHIFT and CHROMA_H_SHIFT.
 
 template <int WORDS>
 __device__ __forceinline__ void load(const u8* from, u32 (&words)[WORDS])
@@ -72,7 +73,7 @@ __device__ __forceinline__ Tile tile_at(const Source& s, int x0, int y0, int wid
 }
 
 template <class T, int W_SHIFT, int H_SHIFT>
-__device__ __forceinline__ void convert(const u8* in, u8* out, const Source& s, const Target& t)
+__device__ __forceinline__ void make_tile(const u8* in, u8* out, const Source& s, const Target& t)
 {
     const int PAIRS = 8 >> W_SHIFT, ROWS = 1 << H_SHIFT;
     const int LUMA = 2 * sizeof(T), CHROMA = PAIRS * sizeof(T) / 4;  // words
@@ -89,15 +90,14 @@ __device__ __forceinline__ void convert(const u8* in, u8* out, const Source& s, 
 
     if (x < s.width && y < s.height) {
         u32 us[CHROMA], vs[CHROMA];
-        const u8* row = in + (i64)(y >> H_SHIFT) * s.pitch[1];
-        const int at = (x >> W_SHIFT) * s.step[1];
-        if (s.step[1] == sizeof(T)) {
-            load(row + s.offset[1] + at, us);
-            load(row + s.offset[2] + at, vs);
+        const u8* first = in + (i64)(y >> H_SHIFT) * s.chroma_pitch + (x >> W_SHIFT) * s.chroma_step;
+        if (s.chroma_step == sizeof(T)) {
+            load(first + s.origin[1], us);
+            load(first + s.origin[2], vs);
         } else {  // U and V by turns
             u32 both[2 * CHROMA];
-            const bool swapped = s.offset[2] < s.offset[1];
-            load(row + (swapped ? s.offset[2] : s.offset[1]) + at, both);
+            const bool swapped = s.origin[2] < s.origin[1];
+            load(first + (swapped ? s.origin[2] : s.origin[1]), both);
             if (swapped)
                 split<T>(both, vs, us);
             else
@@ -106,7 +106,7 @@ __device__ __forceinline__ void convert(const u8* in, u8* out, const Source& s, 
         u32 lumas[ROWS][LUMA];
         for (int r = 0; r < ROWS; r++)
             if (r == 0 || y + r < s.height)
-                load(in + s.offset[0] + (i64)(y + r) * s.pitch[0] + x * (int)sizeof(T), lumas[r]);
+                load(in + s.luma + (i64)(y + r) * s.luma_pitch + x * (int)sizeof(T), lumas[r]);
         int sums[PAIRS][3];
         for (int p = 0; p < PAIRS; p++)
             chroma(s, unpacked<T>(us, p), unpacked<T>(vs, p), sums[p]);
@@ -139,15 +139,7 @@ __device__ __forceinline__ void convert(const u8* in, u8* out, const Source& s, 
         store_row(out + r * t.row, memory + r * tile.pitch, tile.width * 3, thread % WARP);
 }
 
-#define CONVERT(NAME, T, W_SHIFT, H_SHIFT)                                                                 \
-    extern "C" __global__ void __launch_bounds__(256) NAME(const u8* in, u8* out, Source s, Target t)      \
-    {                                                                                                      \
-        convert<T, W_SHIFT, H_SHIFT>(in, out, s, t);                                                       \
-    }
-
-CONVERT(convert_420_8, u8, 1, 1)
-CONVERT(convert_420_16, u16, 1, 1)
-CONVERT(convert_422_8, u8, 1, 0)
-CONVERT(convert_422_16, u16, 1, 0)
-CONVERT(convert_444_8, u8, 0, 0)
-CONVERT(convert_444_16, u16, 0, 0)
+extern "C" __global__ void __launch_bounds__(256) convert(const u8* in, u8* out, Job job)
+{
+    make_tile<SAMPLE, CHROMA_W_SHIFT, CHROMA_H_SHIFT>(in, out, job.source, job.target);
+}

@@ -1,9 +1,15 @@
 // What differs from a learnt background; framepipe/kernels/_difference.py has the definition, whose steps are named
 // here. One picture takes three launches: the shrunk picture F and the ratios of step 2; steps 2 and 3 with the count
-// that tells a cut; steps 4 to 6. `counts` holds a bin for every ratio and behind them the changed pixels, all zero
-// at first. Blocks are of 32 x 8 pixels of the shrunk picture.
+// that tells a cut; steps 4 to 6. `scratch` holds a bin for every ratio and the number of changed pixels, all zero at
+// first, then F and then B as the last launch finds it. Blocks are of 32 x 8 pixels of the shrunk picture.
 
-const int BINS = 512, CELL = 4;
+const int BINS = 512, COUNTS = BINS + 1, CELL = 4;
+
+__device__ __forceinline__ u16* shrunk_picture(u32* scratch) { return (u16*)(scratch + COUNTS); }
+__device__ __forceinline__ u16* former_background(u32* scratch, const Scene& s)
+{
+    return shrunk_picture(scratch) + s.width * s.height;
+}
 
 struct Layer {
     u8* memory;
@@ -66,7 +72,7 @@ __device__ __forceinline__ void count_ratios(u32* counts, bool sampled, u32 rati
 // Step 1, and the ratios of step 2.
 template <class T>
 __device__ __forceinline__ void luma(
-    const u8* a, const u8* b, const u8* c, u8* memory, u8* mask, u16* picture, u32* counts, const Scene& s, int first)
+    const u8* a, const u8* b, const u8* c, u8* memory, u8* mask, u32* scratch, const Scene& s, int first)
 {
     const int x = blockIdx.x * 32 + threadIdx.x, y = blockIdx.y * 8 + threadIdx.y;
     const Layer state = {memory, &s};
@@ -79,7 +85,7 @@ __device__ __forceinline__ void luma(
         if (first)
             begin_anew(state, mask, s, x, y, now);
         else
-            picture[y * s.width + x] = (u16)now;
+            shrunk_picture(scratch)[y * s.width + x] = (u16)now;
     }
     if (first)
         return;
@@ -87,14 +93,14 @@ __device__ __forceinline__ void luma(
     u32 ratio = 0;
     if (sampled)
         ratio = min((now << 8) / max((u32)state.at(BACKGROUND, x, y), 2048u), BINS - 1u);
-    count_ratios(counts, sampled, ratio);
+    count_ratios(scratch, sampled, ratio);
 }
 
-#define LUMA(NAME, T)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(256) NAME(                                                       \
-        const u8* a, const u8* b, const u8* c, u8* state, u8* mask, u16* picture, u32* counts, Scene s, int first) \
-    {                                                                                                             \
-        luma<T>(a, b, c, state, mask, picture, counts, s, first);                                                 \
+#define LUMA(NAME, T)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256) NAME(                                            \
+        const u8* a, const u8* b, const u8* c, u8* state, u8* mask, u32* scratch, Scene s, int first)  \
+    {                                                                                                  \
+        luma<T>(a, b, c, state, mask, scratch, s, first);                                              \
     }
 
 LUMA(difference_luma_8, u8)
@@ -129,17 +135,16 @@ __device__ __forceinline__ int gain_of(const u32* counts, const Scene& s)
     return abs(gain - 256) >= 3 && near > half ? gain : 256;
 }
 
-// The rest of step 2, and step 3 up to what changed, which is then where |F - B| > T. `former` becomes B for the
-// neighbours in the next launch, in which B changes.
-extern "C" __global__ void __launch_bounds__(256) difference_change(
-    u8* memory, const u16* picture, u16* former, u32* counts, Scene s, int threshold)
+// The rest of step 2, and step 3 up to what changed, which is then where |F - B| > T. B goes to the scratch too, for
+// the neighbours in the next launch, in which it changes.
+extern "C" __global__ void __launch_bounds__(256) difference_change(u8* memory, u32* scratch, Scene s, int threshold)
 {
     const int x = blockIdx.x * 32 + threadIdx.x, y = blockIdx.y * 8 + threadIdx.y;
-    const int gain = gain_of(counts, s);
+    const int gain = gain_of(scratch, s);
     bool changed = false;
     if (x < s.width && y < s.height) {
         const Layer state = {memory, &s};
-        const int now = picture[y * s.width + x];
+        const int now = shrunk_picture(scratch)[y * s.width + x];
         u32 values[3];
         for (int p = 0; p < 3; p++) {
             values[p] = state.at(p, x, y);
@@ -154,11 +159,11 @@ extern "C" __global__ void __launch_bounds__(256) difference_change(
         }
         for (int p = 0; p < 3; p++)
             state.at(p, x, y) = (u16)values[p];
-        former[y * s.width + x] = (u16)values[BACKGROUND];
+        former_background(scratch, s)[y * s.width + x] = (u16)values[BACKGROUND];
     }
     const int found = __syncthreads_count(changed);
     if (found && threadIdx.x == 0 && threadIdx.y == 0)
-        atomicAdd(counts + BINS, found);
+        atomicAdd(scratch + BINS, found);
 }
 
 // Whether F is more than T outside the range of B around (x, y).
@@ -200,16 +205,16 @@ __device__ __forceinline__ void learn(
 
 // Steps 4 to 6, or the beginning anew of a cut.
 extern "C" __global__ void __launch_bounds__(256) difference_learn(
-    u8* memory, u8* mask, const u16* picture, const u16* former, const u32* counts, Scene s, int threshold, i64 limit,
-    int slow, int hold)
+    u8* memory, u8* mask, u32* scratch, Scene s, int threshold, i64 limit, int slow, int hold)
 {
     __shared__ u32 cells[16];  // changed pixels, and above 16 bits those that stand out
     const int x = blockIdx.x * 32 + threadIdx.x, y = blockIdx.y * 8 + threadIdx.y;
     const int thread = threadIdx.y * 32 + threadIdx.x;
     const bool inside = x < s.width && y < s.height;
     const Layer state = {memory, &s};
-    const int now = inside ? picture[y * s.width + x] : 0;
-    if (counts[BINS] > limit) {
+    const u16* former = former_background(scratch, s);
+    const int now = inside ? shrunk_picture(scratch)[y * s.width + x] : 0;
+    if (scratch[BINS] > limit) {
         if (inside)
             begin_anew(state, mask, s, x, y, now);
         return;

@@ -27,12 +27,22 @@ __device__ __forceinline__ Box part_of(const Marks& m, const Mark& mark, int par
     }
 }
 
+// Whether a mark's outline or label is at (x, y).
+__device__ __forceinline__ bool covers(const Marks& m, const Mark& mark, int x, int y)
+{
+    const Box box = {mark.box[0], mark.box[1], mark.box[2], mark.box[3]};
+    const Box hole = {box.x1 + m.thickness, box.y1 + m.thickness, box.x2 - m.thickness, box.y2 - m.thickness};
+    return (within(box, x, y) && !within(hole, x, y)) || within(part_of(m, mark, LABEL), x, y);
+}
+
 __device__ __forceinline__ bool covered_later(const Marks& m, int number, int part, int x, int y)
 {
-    for (int i = number; i < m.count; i++)
-        for (int p = i == number ? part + 1 : 0; p < PARTS; p++)
-            if (within(part_of(m, m.marks[i], p), x, y))
-                return true;
+    for (int p = part + 1; p < PARTS; p++)
+        if (within(part_of(m, m.marks[number], p), x, y))
+            return true;
+    for (int i = number + 1; i < m.count; i++)
+        if (covers(m, m.marks[i], x, y))
+            return true;
     return false;
 }
 

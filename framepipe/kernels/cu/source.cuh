@@ -3,16 +3,18 @@
 // the floor of a term can wait here for that of the last shift, since a whole number stands between them:
 // (((k * s) >> d) + c) >> 5 == (k * s + (c << d)) >> (d + 5). All of it fits 32 bits with a sign, by `Coefficients`.
 
+// A sample of a component that is as large as the picture, at (x, y) of the upright picture.
 template <class T>
-__device__ __forceinline__ int sample(const u8* in, const Source& s, int component, int x, int y)
+__device__ __forceinline__ int full_sample(const u8* in, const Source& s, int component, int x, int y)
 {
-    return __ldg((const T*)(in + s.offset[component] + (i64)y * s.pitch[component] + x * s.step[component]));
+    return __ldg((const T*)(in + s.origin[component] + (i64)y * s.down + (i64)x * s.across));
 }
 
-// A sample of either width, for what is seldom in the way.
-__device__ __forceinline__ int sample(const u8* in, const Source& s, int component, int x, int y)
+// A chroma sample, at (x, y) of its plane.
+template <class T>
+__device__ __forceinline__ int chroma_sample(const u8* in, const Source& s, int component, int x, int y)
 {
-    return s.wide ? sample<u16>(in, s, component, x, y) : sample<u8>(in, s, component, x, y);
+    return __ldg((const T*)(in + s.origin[component] + (i64)y * s.chroma_pitch + x * s.chroma_step));
 }
 
 __device__ __forceinline__ int lying_x(const Source& s, int x, int y) { return s.turn[0] * x + s.turn[1] * y + s.turn[2]; }
@@ -33,45 +35,45 @@ __device__ __forceinline__ int code(const Source& s, int luma, int sum)
 
 // Samples of 8 bits that are codes already.
 struct Codes {
-    static __device__ __forceinline__ void read(const Source& s, const u8* in, int ux, int uy, int (&rgb)[3])
+    static __device__ __forceinline__ void read(const Source& s, const u8* in, int x, int y, int (&rgb)[3])
     {
-        const int x = lying_x(s, ux, uy), y = lying_y(s, ux, uy);
         for (int c = 0; c < 3; c++)
-            rgb[c] = sample<u8>(in, s, c, x, y);
+            rgb[c] = full_sample<u8>(in, s, c, x, y);
     }
 };
 
 // Red, green and blue, or grey thrice, of any depth and range.
 struct Separate {
-    static __device__ __forceinline__ void read(const Source& s, const u8* in, int ux, int uy, int (&rgb)[3])
+    static __device__ __forceinline__ void read(const Source& s, const u8* in, int x, int y, int (&rgb)[3])
     {
-        const int x = lying_x(s, ux, uy), y = lying_y(s, ux, uy);
-        for (int c = 0; c < 3; c++)
-            rgb[c] = code(s, sample(in, s, c, x, y), s.offsets[c]);
+        for (int c = 0; c < 3; c++) {
+            const int value = s.wide ? full_sample<u16>(in, s, c, x, y) : full_sample<u8>(in, s, c, x, y);
+            rgb[c] = code(s, value, s.offsets[c]);
+        }
     }
 };
 
 // Luma and repeated chroma.
 template <class T>
 struct Yuv {
-    static __device__ __forceinline__ void read(const Source& s, const u8* in, int ux, int uy, int (&rgb)[3])
+    static __device__ __forceinline__ void read(const Source& s, const u8* in, int x, int y, int (&rgb)[3])
     {
-        const int x = lying_x(s, ux, uy), y = lying_y(s, ux, uy);
-        const int luma = sample<T>(in, s, 0, x, y);
-        const int cx = x >> s.w_shift, cy = y >> s.h_shift;
+        const int luma = full_sample<T>(in, s, 0, x, y);
+        const int cx = lying_x(s, x, y) >> s.w_shift, cy = lying_y(s, x, y) >> s.h_shift;
         int sum[3];
-        chroma(s, sample<T>(in, s, 1, cx, cy), sample<T>(in, s, 2, cx, cy), sum);
+        chroma(s, chroma_sample<T>(in, s, 1, cx, cy), chroma_sample<T>(in, s, 2, cx, cy), sum);
         for (int c = 0; c < 3; c++)
             rgb[c] = code(s, luma, sum[c]);
     }
 };
 
 // Luma and interpolated chroma: sums are mixed, in 32nds of a code.
+template <class T>
 struct Smooth {
     static __device__ __forceinline__ void add(const Source& s, const u8* in, int x, int y, int weight, int (&mixed)[3])
     {
         int sum[3];
-        chroma(s, sample(in, s, 1, x, y), sample(in, s, 2, x, y), sum);
+        chroma(s, chroma_sample<T>(in, s, 1, x, y), chroma_sample<T>(in, s, 2, x, y), sum);
         for (int c = 0; c < 3; c++)
             mixed[c] += weight * (sum[c] >> (s.shift - 5));
     }
@@ -89,7 +91,7 @@ struct Smooth {
         add(s, in, right, upper, u * v_rest, mixed);
         add(s, in, left, lower, u_rest * v, mixed);
         add(s, in, right, lower, u * v, mixed);
-        const int luma = sample(in, s, 0, x, y), down = s.w_shift + s.h_shift + 1, half = 1 << (down - 1);
+        const int luma = full_sample<T>(in, s, 0, ux, uy), down = s.w_shift + s.h_shift + 1, half = 1 << (down - 1);
         for (int c = 0; c < 3; c++)
             rgb[c] = code(s, luma, ((mixed[c] + half) >> down) << (s.shift - 5));
     }

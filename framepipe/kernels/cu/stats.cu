@@ -32,9 +32,9 @@ __device__ __forceinline__ void stats(const u8* in, u8* out, const Samples& s, c
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int c = 0; c < CHANNELS; c++) {
         for (int apart = WARP / 2; apart; apart /= 2) {
-            sum[c] += __shfl_xor_sync(ALL, sum[c], apart);
-            low[c] = min(low[c], __shfl_xor_sync(ALL, low[c], apart));
-            high[c] = max(high[c], __shfl_xor_sync(ALL, high[c], apart));
+            sum[c] += __shfl_xor_sync(ALL_LANES, sum[c], apart);
+            low[c] = min(low[c], __shfl_xor_sync(ALL_LANES, low[c], apart));
+            high[c] = max(high[c], __shfl_xor_sync(ALL_LANES, high[c], apart));
         }
         if (lane == 0)
             sums[c][warp] = sum[c], lows[c][warp] = low[c], highs[c][warp] = high[c];
