@@ -19,6 +19,8 @@ from framepipe.errors import FramepipeError
 from framepipe.feed import Feed, Unit
 from framepipe.source import Stream
 
+_ANNOUNCE_S = 0.01
+
 
 class DecodePool(Decoding):
     """Decodes ``feeds`` with ``threads`` workers; the filler takes frames with `take`.
@@ -62,6 +64,7 @@ class DecodePool(Decoding):
         self._alone = any(feed.alone for feed in feeds)
         self._takers_waiting = 0
         self._turn = 0
+        self._announced_s = 0.0
         self._active = list(feeds)
         self.finished: deque[Feed] = deque()
         """Feeds of which everything was taken, for the sink thread to pick up."""
@@ -359,8 +362,10 @@ class DecodePool(Decoding):
         if not self._takers_waiting or feed.units[0] is not unit:
             return
         # Waking the three threads behind costs as much as decoding a small picture, so they are woken for several
-        # at once: when the queue is half full, or when the worker puts the unit down, at the latest after a step.
-        if feed.alone or len(unit.out) >= feed.limit // 2:
+        # at once: when the queue is half full, when the worker puts the unit down, or after a hundredth of a second.
+        now = time.monotonic()
+        if feed.alone or len(unit.out) >= feed.limit // 2 or now - self._announced_s >= _ANNOUNCE_S:
+            self._announced_s = now
             with self._lock:
                 self._frames.notify()
 

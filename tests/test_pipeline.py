@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -209,7 +210,7 @@ def test_loop_repeats_with_times_going_on(clip):
 def test_a_loop_goes_on_one_frame_later(clip, decode):
     _, seen = run([File(uri=str(clip), loop=4, decode=decode)], threads=4)
     times = [time for *_, time in seen]
-    assert [round(b - a, 6) for a, b in zip(times, times[1:], strict=False)] == [0.04] * 239
+    assert [round(b - a, 6) for a, b in itertools.pairwise(times)] == [0.04] * 239
     assert [number for _, _, number, _ in seen] == [*range(60)] * 4
 
 
