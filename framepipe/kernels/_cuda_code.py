@@ -21,7 +21,6 @@ _TYPES = {
     "uint8": "unsigned char", "uint16": "unsigned short", "float32": "float",
 }  # fmt: skip
 
-
 _cupy: ModuleType | None = None
 
 
@@ -94,6 +93,14 @@ def _declaration(name: str, structs: Mapping[str, np.dtype[Any]]) -> str:
         kind = _TYPES.get(base.name) or next(each for each, of in structs.items() if of == base)
         lines.append(f"    {kind} {field}{sides};\n")
     return f"struct {name} {{\n{''.join(lines)}}};\n"
+
+
+def by_value(struct: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A structured array of no dimensions as an argument of a launch. The memory is shared.
+
+    Without its fields: to describe them takes CuPy ten times as long as the launch.
+    """
+    return struct.view(np.dtype(f"V{struct.dtype.itemsize}"))
 
 
 def blocks(length: int, size: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from framepipe.kernels._cuda_code import Program, blocks, cupy
+from framepipe.kernels._cuda_code import Program, blocks, by_value, cupy
 from framepipe.kernels._cuda_source import Struct
 from framepipe.kernels._difference import CELL
 
@@ -101,4 +101,4 @@ def _scene(
     scene["width"], scene["height"], scene["channels"] = width, height, len(strides)
     scene["shrink_bits"], scene["extra_bits"] = shrink.bit_length() - 1, extra_bits
     scene["samples"] = len(range(2, height, 4)) * len(range(2, width, 4))
-    return scene
+    return by_value(scene)

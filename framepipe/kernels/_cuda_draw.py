@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from framepipe.kernels import _font
-from framepipe.kernels._cuda_code import Program
+from framepipe.kernels._cuda_code import Program, by_value
 from framepipe.kernels._draw import Mark
 
 _MOST_MARKS, _MOST_LETTERS = 40, 2048  # a launch; together below the 4096 bytes that every GPU takes
@@ -74,7 +74,7 @@ def draw_boxes(image: Any, marks: Iterable[Mark], thickness: int, scale: int) ->
         arguments["thickness"], arguments["scale"], arguments["count"] = thickness, scale, len(rows)
         arguments["marks"][: len(rows)] = np.array(packed, MARK)
         arguments["text"][: len(text)] = np.frombuffer(text, np.uint8)
-        program.launch("draw", (_BLOCKS, 5, len(rows)), (128, 1, 1), (image, arguments))
+        program.launch("draw", (_BLOCKS, 5, len(rows)), (128, 1, 1), (image, by_value(arguments)))
 
 
 def _launches(rows: Iterator[_Row]) -> Iterator[list[_Row]]:

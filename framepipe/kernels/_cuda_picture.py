@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from framepipe.frame import FrameSpec, Planes
-from framepipe.kernels._cuda_code import Program, blocks, cupy
+from framepipe.kernels._cuda_code import Program, blocks, by_value, cupy
 from framepipe.kernels._cuda_source import SOURCE, TARGET, Struct, image_source, planes_source, slab_of, target
 from framepipe.kernels._resample import Color, Method, Rect
 from framepipe.kernels._tensor import Layout, Order
@@ -30,6 +30,7 @@ PLACE = np.dtype(
         ("color", "i4", 3),
         ("count", "i4"),
         ("team", "i4"),
+        ("group", "i4"),
     ],
     align=True,
 )
@@ -37,7 +38,8 @@ PLACE = np.dtype(
 
 By area, ``pixel`` and ``step`` are the lengths of a source pixel and of an output interval in units, across and down,
 and ``total`` the units of an output pixel. ``magic`` numbers stand for divisors: see ``divided`` in common.cuh. A warp
-makes ``count`` times 32 pixels, or by area ``count`` times as many as it has teams of ``team`` lanes.
+makes ``count`` times 32 pixels, or by area ``count`` times as many as it has teams of ``team`` lanes, each of which
+loads ``group`` source pixels at a time.
 """
 
 JOB = np.dtype([("source", SOURCE), ("target", TARGET), ("place", PLACE)], align=True)
@@ -50,7 +52,9 @@ _READERS = {
 _FAST_CHROMA = ((1, 1), (1, 0), (0, 0))
 _BLACK = (0, 0, 0)
 _MANY_ACROSS = 64  # source pixels side by side in an output pixel: then a block makes it
-_SOME_ACROSS = 6  # then four lanes do
+_MOST_ROWS = 65535  # of blocks in a launch
+_ENOUGH_BLOCKS = 2048  # of 8 warps, to keep the largest GPUs busy; more than these go on with a second tile, and so on
+_MOST_ROUNDS = 4
 _ENOUGH_WARPS = 1 << 13  # keep the largest GPUs busy
 
 
@@ -120,9 +124,12 @@ def _rgb(
         return _picture(reader, source, written, "copy", size, n)
     job = np.zeros((), JOB)
     job["source"], job["target"] = source, written
-    block = (8, 32, 1) if spec.rotation in (90, 270) else (32, 8, 1)
-    grid = (blocks(spec.width, 8 * block[0]), blocks(spec.height, block[1] << kind[2]), n)
-    return _Launch(_converts[kind], "convert", grid, block, job)
+    if spec.rotation:
+        grid = (blocks(spec.width, 64), blocks(spec.height, 32 << kind[2]), n)
+        return _Launch(_converts[kind], "convert_turned", grid, (8, 32, 1), by_value(job))
+    across, down = blocks(spec.width, 256), blocks(spec.height, 8 << kind[2])
+    rounds = max(1, min(_MOST_ROUNDS, n * across * down // _ENOUGH_BLOCKS))
+    return _Launch(_converts[kind], "convert", (across, blocks(down, rounds), n), (32, 8, 1), by_value(job))
 
 
 def resize(images: Any, out: Any, method: Method, source: Rect | None, part: Rect | None, color: Color) -> None:
@@ -145,7 +152,7 @@ def _resized(
 ) -> _Launch:
     _check_images(read, read_dtype)
     _check_images(shape, dtype)
-    source, reader = image_source(read_strides)
+    source, reader = image_source(read, read_strides)
     written = target(shape, strides, dtype)
     return _picture(reader, source, written, how[0], (read[2], read[1]), shape[0], *how[1:])
 
@@ -168,7 +175,7 @@ def _normalized(
     size = (read[2], read[1])
     if (int(written["width"]), int(written["height"])) != size:
         raise ValueError(f"an output of shape {shape} does not fit pictures of shape {read}")
-    source, reader = image_source(read_strides)
+    source, reader = image_source(read, read_strides)
     return _picture(reader, source, written, "copy", size, shape[0])
 
 
@@ -204,10 +211,10 @@ def _tensors(spec: FrameSpec, n: int, picture: int, wrote: tuple[Any, ...], how:
     return _picture(reader, source, written, how[0], spec.upright_size, n, *how[1:])
 
 
-def _numbers(factor: Any, offset: Any) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+def _numbers(factor: Any, offset: Any) -> tuple[bytes | None, bytes | None]:
     if factor is None or offset is None:
         return None, None
-    return tuple(factor.tolist()), tuple(offset.tolist())
+    return np.asarray(factor, np.float32).tobytes(), np.asarray(offset, np.float32).tobytes()
 
 
 def _tensor(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, layout: str, *how: Any) -> Struct:
@@ -259,15 +266,22 @@ def _picture(
     place = job["place"]
     place["source"], place["target"], place["color"] = rect, part, color
     _divisors(place, rect[2:], part[2:], method)
-    across = rect[2] // part[2] + 1
-    place["team"] = 4 if across >= _SOME_ACROSS else 1
     place["count"] = 4 if n * out[1] * blocks(out[0], 128) >= _ENOUGH_WARPS else 1
-    name, grid = f"picture_{method}", (blocks(out[0], 32 * int(place["count"])), blocks(out[1], 8), n)
-    if method == "area" and across >= _MANY_ACROSS:
+    across, down = blocks(rect[2], part[2]), blocks(rect[3], part[3])  # about so many make a pixel by area
+    place["group"] = 3 if blocks(across, 3) * 3 < blocks(across, 4) * 4 else 4
+    place["team"] = team = _team(n * out[1] * blocks(out[0], 32), down) if method == "area" else 1
+    name, grid = f"picture_{method}", (blocks(out[0], 32 // team * int(place["count"])), blocks(out[1], 8), n)
+    if method == "area" and across >= _MANY_ACROSS and out[1] <= _MOST_ROWS:
         name, grid = "gather_area", (*out, n)
-    elif method == "area":
-        grid = (blocks(out[0], 32 * int(place["count"]) // int(place["team"])), *grid[1:])
-    return _Launch(_pictures[reader], name, grid, (32, 8, 1), job)
+    return _Launch(_pictures[reader], name, grid, (32, 8, 1), by_value(job))
+
+
+def _team(warps: int, rows: int) -> int:
+    """How many lanes share a pixel that is made of ``rows``: more where there are few warps otherwise."""
+    team = 1
+    while team < 8 and 2 * team <= rows and warps * team < _ENOUGH_WARPS // 2:
+        team *= 2
+    return team
 
 
 def _divisors(place: Struct, read: tuple[int, int], made: tuple[int, int], method: str) -> None:

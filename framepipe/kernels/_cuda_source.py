@@ -16,8 +16,8 @@ Struct = np.ndarray[Any, Any]
 SOURCE = np.dtype(
     [
         ("picture", "i8"),
-        ("origin", "i8", 3),
-        ("luma", "i8"),
+        ("origin", "i4", 3),
+        ("luma", "i4"),
         ("across", "i4"),
         ("down", "i4"),
         ("luma_pitch", "i4"),
@@ -92,8 +92,7 @@ def planes_source(spec: FrameSpec, picture: int, smooth: bool = False) -> tuple[
     letters = {"yuv": "YUV", "rgb": "RGB", "gray": "YYY"}[fmt.model]
     layout, turn = spec.planes[fmt.components[letters[0]][0]], _turn(spec.rotation, spec.width, spec.height)
     step = layout.channels * fmt.itemsize
-    source = np.zeros((), SOURCE)
-    source["picture"] = picture
+    source = _new_source(picture, spec.nbytes)
     source["turn"], source["rotation"] = turn, spec.rotation
     source["width"], source["height"] = spec.width, spec.height
     source["across"], source["down"] = (turn[i] * step + turn[3 + i] * layout.pitch for i in range(2))
@@ -110,6 +109,14 @@ def planes_source(spec: FrameSpec, picture: int, smooth: bool = False) -> tuple[
     source["chroma_width"], source["chroma_height"] = layout.width, layout.height
     source["chroma_pitch"], source["chroma_step"] = layout.pitch, layout.channels * fmt.itemsize
     return source, f"{'smooth' if smooth and (chroma.w_shift or chroma.h_shift) else 'yuv'}_{8 * fmt.itemsize}"
+
+
+def _new_source(picture: int, nbytes: int) -> Struct:
+    if nbytes >= 1 << 31:
+        raise ValueError(f"a picture of {nbytes} bytes is too large: the kernels take less than 2 GiB")
+    source = np.zeros((), SOURCE)
+    source["picture"] = picture
+    return source
 
 
 def _byte_of(spec: FrameSpec, letter: str) -> int:
@@ -149,10 +156,11 @@ def _are_codes(source: Struct, spec: FrameSpec) -> bool:
 
 
 @lru_cache(maxsize=256)
-def image_source(strides: tuple[int, ...]) -> tuple[Struct, str]:
+def image_source(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Struct, str]:
     """How to read (N, H, W, 3) uint8 pictures, and the name of the reader."""
-    source = np.zeros((), SOURCE)
-    source["picture"] = strides[0]
+    source = _new_source(
+        strides[0], sum(abs(stride) * side for stride, side in zip(strides[1:], shape[1:], strict=True))
+    )
     source["origin"] = [channel * strides[3] for channel in range(3)]
     source["down"], source["across"] = strides[1:3]
     return source, "codes"
@@ -165,12 +173,13 @@ def target(
     dtype: str,
     layout: str = "nhwc",
     order: str = "rgb",
-    factor: tuple[float, ...] | None = None,
-    offset: tuple[float, ...] | None = None,
+    factor: bytes | None = None,
+    offset: bytes | None = None,
 ) -> Struct:
     """How to write (N, 3, H, W) or (N, H, W, 3); without ``factor`` and ``offset`` the codes as they are.
 
-    Raises `TypeError` for a dtype that cannot hold them.
+    These are three float32 each, as bytes: a negative zero is not the same as the other. Raises `TypeError` for a
+    dtype that cannot hold them.
     """
     if dtype not in KINDS or (dtype == "uint8" and factor is not None):
         raise TypeError(f"{'codes' if factor is None else 'float32 numbers'} cannot be written to {dtype}")
@@ -181,6 +190,6 @@ def target(
     out["kind"], out["swap"] = KINDS[dtype], order == "bgr"
     itemsize = np.dtype(dtype).itemsize
     out["together"] = strides[c] == itemsize and strides[x] == 3 * itemsize
-    out["factor"] = 1.0 if factor is None else factor
-    out["offset"] = 0.0 if offset is None else offset
+    out["factor"] = 1.0 if factor is None else np.frombuffer(factor, np.float32)
+    out["offset"] = 0.0 if offset is None else np.frombuffer(offset, np.float32)
     return out

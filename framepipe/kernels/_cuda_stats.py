@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from framepipe.frame import FrameSpec, Planes
-from framepipe.kernels._cuda_code import Program, blocks
+from framepipe.kernels._cuda_code import Program, blocks, by_value
 from framepipe.kernels._cuda_source import Struct, slab_of
 
 SAMPLES = np.dtype(
@@ -23,7 +23,7 @@ SUMS = np.dtype(
 """Bytes between pictures, channels and the three numbers of a channel."""
 
 program = Program("stats.cu", structs={"Samples": SAMPLES, "Sums": SUMS})
-_MOST_BLOCKS = 1024  # each ends with a few atomic operations
+_MOST_BLOCKS = 2048  # each ends with a few atomic operations
 
 
 def stats(images: Any, out: Any) -> None:
@@ -69,11 +69,11 @@ def _luma(spec: FrameSpec, picture: int) -> tuple[Struct, int, str]:
 
 @lru_cache(maxsize=256)
 def _samples(picture: int, row: int, column: int, channel: int, width: int, height: int) -> Struct:
-    return np.array((picture, row, column, channel, width, height), SAMPLES)
+    return by_value(np.array((picture, row, column, channel, width, height), SAMPLES))
 
 
 @lru_cache(maxsize=256)
 def _sums(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, wanted: tuple[int, ...]) -> Struct:
     if shape != wanted or dtype != "int64":
         raise ValueError(f"the output is {dtype} {shape} instead of int64 {wanted}")
-    return np.array((*strides, *shape[:2]), SUMS)
+    return by_value(np.array((*strides, *shape[:2]), SUMS))

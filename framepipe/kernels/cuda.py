@@ -2,14 +2,16 @@
 
 Every function enqueues on CuPy's current stream of the current device and returns; none waits, copies to or from the
 host, or takes device memory (but `difference`, see there). Arrays are CuPy's; ``planes`` are in a slab on the device,
-whose rows may be further apart than a picture is long. A batch is one launch. Images and results may have any strides;
-rows whose pixels follow each other without a gap are the fast case.
+whose rows may be further apart than a picture is long. A batch in one array is one launch (two for statistics), in a
+list one for each picture. Images and results may have any strides; rows whose pixels follow each other without a gap
+are the fast case, and of the conversions those of 4:2:0, 4:2:2 and 4:4:4 with repeated chroma.
 
 A launch needs addresses, sizes and whole numbers only, which travel as its arguments: resize weights are computed by
 the threads that use them, marks and their text are arguments too, and the font is in the code. So there is no table
-on the device that somebody would have to own. What is compiled belongs to the process and is kept until its end.
+on the device that somebody would have to own. Each kernel is compiled when it is first used, which takes some tenths
+of a second once on a machine, or by `prepare`; what is compiled belongs to the process and is kept until its end.
 
-``accuracy`` makes no difference here: on a GPU the exact conversion is bound by memory, and there is no faster one.
+``accuracy`` makes no difference here: the exact conversion is about as fast as memory is, and there is no faster one.
 Wrong shapes and dtypes raise `ValueError` or `TypeError` before anything is enqueued.
 """
 
@@ -52,9 +54,8 @@ _PROGRAMS = (
 def prepare() -> float:
     """Compile every kernel for the current device now, not when it is first used; seconds that took.
 
-    A few seconds of all cores once for a version of framepipe, CuPy and the driver: CuPy keeps the result on disk.
-    Without this every kernel is compiled when it is first used, which takes some tenths of a second each. Raises
-    `DeviceError` where one cannot be compiled.
+    Some seconds of several cores once for a version of framepipe, CuPy and the driver: CuPy keeps the result on disk.
+    Raises `DeviceError` where a kernel cannot be compiled.
     """
     began = time.perf_counter()
     number = cupy().cuda.runtime.getDevice()

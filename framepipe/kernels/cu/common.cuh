@@ -21,11 +21,12 @@ __device__ __forceinline__ u64 divided(u64 a, u64 b, u64 magic)
     return magic ? __umul64hi(a, magic) : a;
 }
 
-// One warp copies n bytes from shared memory (aligned to 4 bytes, 4 more may be read) to any address of device
-// memory, so that each access of the warp covers whole sectors however the row is aligned.
-__device__ void store_row(u8* to, const u8* from, int n, int lane)
+// One warp copies n bytes from shared memory (aligned to 4 bytes, to 16 if WIDE; 4 more may be read) to any address of
+// device memory, so that each access of the warp covers whole sectors however the row is aligned.
+template <bool WIDE>
+__device__ __forceinline__ void store_row(u8* to, const u8* from, int n, int lane)
 {
-    if ((((size_t)to | (size_t)from) & 15) == 0) {
+    if (WIDE && ((size_t)to & 15) == 0) {
         for (int at = lane * 16; at + 16 <= n; at += WARP * 16)
             *(uint4*)(to + at) = *(const uint4*)(from + at);
         for (int at = (n & ~15) + lane; at < n; at += WARP)

@@ -1,7 +1,9 @@
 // Planes to RGB where it pays to be fast: 4:2:0, 4:2:2 and 4:4:4 with repeated chroma, planes aligned to 16 bytes.
-// A thread makes 8 pixels of one row or, where rows share their chroma, of two. A block makes a tile, turns it upright
-// in shared memory and stores it in rows: 32 threads wide, or 8 where rows become columns. Compiled for each SAMPLE (u8
-// or u16), CHROMA_W_SHIFT and CHROMA_H_SHIFT.
+// A thread makes 8 pixels of one row or, where rows share their chroma, of two, in shared memory, from where they are
+// stored in rows. Compiled for each SAMPLE (u8 or u16), CHROMA_W_SHIFT and CHROMA_H_SHIFT.
+
+const int PAIRS = 8 >> CHROMA_W_SHIFT, ROWS = 1 << CHROMA_H_SHIFT;
+const int LUMA_WORDS = 2 * sizeof(SAMPLE), CHROMA_WORDS = PAIRS * sizeof(SAMPLE) / 4;
 
 template <int WORDS>
 __device__ __forceinline__ void load(const u8* from, u32 (&words)[WORDS])
@@ -20,20 +22,21 @@ __device__ __forceinline__ void load(const u8* from, u32 (&words)[WORDS])
 }
 
 // Sample i of packed ones.
-template <class T, int WORDS>
+template <int WORDS>
 __device__ __forceinline__ int unpacked(const u32 (&words)[WORDS], int i)
 {
-    const int per_word = 4 / sizeof(T);
-    return (T)(words[i / per_word] >> (i % per_word * 8 * sizeof(T)));
+    if (sizeof(SAMPLE) == 1)
+        return __byte_perm(words[i / 4], 0, 0x4440 + i % 4);
+    return __byte_perm(words[i / 2], 0, i % 2 ? 0x4432 : 0x4410);
 }
 
 // Every other sample of packed ones, from the first on or from the second on.
-template <class T, int WORDS>
-__device__ __forceinline__ void split(const u32 (&both)[2 * WORDS], u32 (&first)[WORDS], u32 (&second)[WORDS])
+__device__ __forceinline__ void split(
+    const u32 (&both)[2 * CHROMA_WORDS], u32 (&first)[CHROMA_WORDS], u32 (&second)[CHROMA_WORDS])
 {
-    for (int i = 0; i < WORDS; i++) {
-        first[i] = __byte_perm(both[2 * i], both[2 * i + 1], sizeof(T) == 1 ? 0x6420 : 0x5410);
-        second[i] = __byte_perm(both[2 * i], both[2 * i + 1], sizeof(T) == 1 ? 0x7531 : 0x7632);
+    for (int i = 0; i < CHROMA_WORDS; i++) {
+        first[i] = __byte_perm(both[2 * i], both[2 * i + 1], sizeof(SAMPLE) == 1 ? 0x6420 : 0x5410);
+        second[i] = __byte_perm(both[2 * i], both[2 * i + 1], sizeof(SAMPLE) == 1 ? 0x7531 : 0x7632);
     }
 }
 
@@ -50,6 +53,73 @@ __device__ __forceinline__ u32 packed(int a, int b, int c, int d)
 #endif
 }
 
+// The chroma of 8 pixels from (x, y) on of the lying picture: what it adds to each of the three codes.
+__device__ __forceinline__ void load_chroma(const u8* in, const Source& s, int x, int y, int (&sums)[PAIRS][3])
+{
+    u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
+    const u8* at = in + (i64)(y >> CHROMA_H_SHIFT) * s.chroma_pitch + (x >> CHROMA_W_SHIFT) * s.chroma_step;
+    if (s.chroma_step == sizeof(SAMPLE)) {
+        load(at + s.origin[1], us);
+        load(at + s.origin[2], vs);
+    } else {  // U and V by turns
+        u32 both[2 * CHROMA_WORDS];
+        const bool swapped = s.origin[2] < s.origin[1];
+        load(at + (swapped ? s.origin[2] : s.origin[1]), both);
+        if (swapped)
+            split(both, vs, us);
+        else
+            split(both, us, vs);
+    }
+    for (int p = 0; p < PAIRS; p++)
+        chroma(s, unpacked(us, p), unpacked(vs, p), sums[p]);
+}
+
+// 8 pixels of a row as 24 bytes.
+__device__ __forceinline__ void convert_row(
+    const Source& s, const u32 (&luma)[LUMA_WORDS], const int (&sums)[PAIRS][3], u32 (&words)[6])
+{
+    int codes[24];
+    for (int k = 0; k < 8; k++)
+        for (int c = 0; c < 3; c++)
+            codes[3 * k + c] = (int)(s.y * unpacked(luma, k) + sums[k >> CHROMA_W_SHIFT][c]) >> s.shift;
+    for (int k = 0; k < 6; k++)
+        words[k] = packed(codes[4 * k], codes[4 * k + 1], codes[4 * k + 2], codes[4 * k + 3]);
+}
+
+// The upright picture is the lying one: a warp makes 256 pixels of one or two rows, and goes on downwards.
+extern "C" __global__ void __launch_bounds__(256) convert(const u8* in, u8* out, Job job)
+{
+    const int PITCH = 256 * 3 + 16;
+    __shared__ uint4 shared[8][ROWS * PITCH / 16 + 1];
+    const Source& s = job.source;
+    const Target& t = job.target;
+    u8* memory = (u8*)shared[threadIdx.y];
+    const int lane = threadIdx.x, x0 = blockIdx.x * 256, x = x0 + lane * 8, nbytes = min(256, s.width - x0) * 3;
+    in += blockIdx.z * s.picture;
+    out += blockIdx.z * t.picture + x0 * 3;
+    for (int y = (blockIdx.y * 8 + threadIdx.y) * ROWS; y < s.height; y += gridDim.y * 8 * ROWS) {
+        if (x < s.width) {
+            u32 luma[ROWS][LUMA_WORDS], words[6];
+            int sums[PAIRS][3];
+            const u8* at = in + s.luma + (i64)y * s.luma_pitch + x * (int)sizeof(SAMPLE);
+            for (int r = 0; r < ROWS; r++)
+                load(at + (y + r < s.height ? r * s.luma_pitch : 0), luma[r]);
+            load_chroma(in, s, x, y, sums);
+            for (int r = 0; r < ROWS; r++) {
+                convert_row(s, luma[r], sums, words);
+                uint2* to = (uint2*)(memory + r * PITCH + lane * 24);
+                for (int k = 0; k < 3; k++)
+                    to[k] = make_uint2(words[2 * k], words[2 * k + 1]);
+            }
+        }
+        __syncwarp();
+        for (int r = 0; r < ROWS; r++)
+            if (y + r < s.height)
+                store_row<true>(out + (y + r) * t.row, memory + r * PITCH, nbytes, lane);
+        __syncwarp();
+    }
+}
+
 // Where the pixels of a tile of the lying picture stand in shared memory, and where the tile goes in the upright one.
 struct Tile {
     int width, height;         // of the upright tile, in pixels
@@ -62,84 +132,43 @@ __device__ __forceinline__ Tile tile_at(const Source& s, int x0, int y0, int wid
 {
     const int w = min(width, s.width - x0), h = min(height, s.height - y0);
     const int after_x = s.width - x0 - w, after_y = s.height - y0 - h;
-    // Pitches: aligned for 16 bytes at a time, or one word beside a multiple of the 32 banks.
-    const int straight = width * 3 + 16, turned = height * 3 + 4;
+    const int flat = width * 3 + 4, tall = height * 3 + 4;  // a word beside a multiple of the 32 banks
     switch (s.rotation) {
-    case 90: return {h, w, y0, after_x, turned, (w - 1) * turned, -turned, 3};
-    case 180: return {w, h, after_x, after_y, straight, (h - 1) * straight + (w - 1) * 3, -3, -straight};
-    case 270: return {h, w, after_y, x0, turned, (h - 1) * 3, turned, -3};
-    default: return {w, h, x0, y0, straight, 0, 3, straight};
+    case 90: return {h, w, y0, after_x, tall, (w - 1) * tall, -tall, 3};
+    case 180: return {w, h, after_x, after_y, flat, (h - 1) * flat + (w - 1) * 3, -3, -flat};
+    default: return {h, w, after_y, x0, tall, (h - 1) * 3, tall, -3};
     }
 }
 
-template <class T, int W_SHIFT, int H_SHIFT>
-__device__ __forceinline__ void make_tile(const u8* in, u8* out, const Source& s, const Target& t)
+// The upright picture is the lying one turned: a block of 8 x 32 threads turns a tile of 64 columns in shared memory.
+extern "C" __global__ void __launch_bounds__(256) convert_turned(const u8* in, u8* out, Job job)
 {
-    const int PAIRS = 8 >> W_SHIFT, ROWS = 1 << H_SHIFT;
-    const int LUMA = 2 * sizeof(T), CHROMA = PAIRS * sizeof(T) / 4;  // words
-    // 64 turned rows of 32 * ROWS pixels; 8 * ROWS straight ones of 256 take less.
     __shared__ uint4 shared[64 * (32 * ROWS * 3 + 4) / 16 + 1];
+    const Source& s = job.source;
+    const Target& t = job.target;
     u8* memory = (u8*)shared;
-
     in += blockIdx.z * s.picture;
     out += blockIdx.z * t.picture;
-    const int width = blockDim.x * 8, height = blockDim.y * ROWS;
-    const int x0 = blockIdx.x * width, y0 = blockIdx.y * height;
-    const int i = threadIdx.x * 8, j = threadIdx.y * ROWS, x = x0 + i, y = y0 + j;
-    const Tile tile = tile_at(s, x0, y0, width, height);
-
+    const int x0 = blockIdx.x * 64, y0 = blockIdx.y * 32 * ROWS, i = threadIdx.x * 8, j = threadIdx.y * ROWS;
+    const int x = x0 + i, y = y0 + j;
+    const Tile tile = tile_at(s, x0, y0, 64, 32 * ROWS);
     if (x < s.width && y < s.height) {
-        u32 us[CHROMA], vs[CHROMA];
-        const u8* first = in + (i64)(y >> H_SHIFT) * s.chroma_pitch + (x >> W_SHIFT) * s.chroma_step;
-        if (s.chroma_step == sizeof(T)) {
-            load(first + s.origin[1], us);
-            load(first + s.origin[2], vs);
-        } else {  // U and V by turns
-            u32 both[2 * CHROMA];
-            const bool swapped = s.origin[2] < s.origin[1];
-            load(first + (swapped ? s.origin[2] : s.origin[1]), both);
-            if (swapped)
-                split<T>(both, vs, us);
-            else
-                split<T>(both, us, vs);
-        }
-        u32 lumas[ROWS][LUMA];
-        for (int r = 0; r < ROWS; r++)
-            if (r == 0 || y + r < s.height)
-                load(in + s.luma + (i64)(y + r) * s.luma_pitch + x * (int)sizeof(T), lumas[r]);
         int sums[PAIRS][3];
-        for (int p = 0; p < PAIRS; p++)
-            chroma(s, unpacked<T>(us, p), unpacked<T>(vs, p), sums[p]);
-        for (int r = 0; r < ROWS; r++) {
-            if (r > 0 && y + r >= s.height)
-                break;
-            u32 words[6];
-            int codes[24];
-            for (int k = 0; k < 8; k++)
-                for (int c = 0; c < 3; c++)
-                    codes[3 * k + c] = (int)(s.y * unpacked<T>(lumas[r], k) + sums[k >> W_SHIFT][c]) >> s.shift;
-            for (int k = 0; k < 6; k++)
-                words[k] = packed(codes[4 * k], codes[4 * k + 1], codes[4 * k + 2], codes[4 * k + 3]);
+        load_chroma(in, s, x, y, sums);
+        for (int r = 0; r < ROWS && y + r < s.height; r++) {
+            u32 luma[LUMA_WORDS], words[6];
+            load(in + s.luma + (i64)(y + r) * s.luma_pitch + x * (int)sizeof(SAMPLE), luma);
+            convert_row(s, luma, sums, words);
             u8* to = memory + tile.first + i * tile.across + (j + r) * tile.down;
-            if (s.rotation == 0) {
-                for (int k = 0; k < 3; k++)
-                    ((uint2*)to)[k] = make_uint2(words[2 * k], words[2 * k + 1]);
-            } else {
-                for (int k = 0; k < 8; k++, to += tile.across)
-                    if (x + k < s.width)
-                        for (int c = 0; c < 3; c++)
-                            to[c] = (u8)(words[(3 * k + c) / 4] >> (3 * k + c) % 4 * 8);
-            }
+            for (int k = 0; k < 8; k++, to += tile.across)
+                if (x + k < s.width)
+                    for (int c = 0; c < 3; c++)
+                        to[c] = (u8)(words[(3 * k + c) / 4] >> (3 * k + c) % 4 * 8);
         }
     }
     __syncthreads();
-    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    const int thread = threadIdx.y * 8 + threadIdx.x;
     out += tile.y * t.row + tile.x * 3;
-    for (int r = thread / WARP; r < tile.height; r += blockDim.x * blockDim.y / WARP)
-        store_row(out + r * t.row, memory + r * tile.pitch, tile.width * 3, thread % WARP);
-}
-
-extern "C" __global__ void __launch_bounds__(256) convert(const u8* in, u8* out, Job job)
-{
-    make_tile<SAMPLE, CHROMA_W_SHIFT, CHROMA_H_SHIFT>(in, out, job.source, job.target);
+    for (int r = thread / WARP; r < tile.height; r += 8)
+        store_row<false>(out + r * t.row, memory + r * tile.pitch, tile.width * 3, thread % WARP);
 }

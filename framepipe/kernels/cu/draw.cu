@@ -10,7 +10,10 @@ struct Box {
     int x1, y1, x2, y2;
 };
 
-__device__ __forceinline__ bool within(const Box& b, int x, int y) { return x >= b.x1 && y >= b.y1 && x < b.x2 && y < b.y2; }
+__device__ __forceinline__ bool within(const Box& b, int x, int y)
+{
+    return x >= b.x1 && y >= b.y1 && x < b.x2 && y < b.y2;
+}
 
 // The sides of a mark's outline (above, below, left, right) and its label.
 enum Part { LABEL = 4, PARTS = 5 };

@@ -32,16 +32,17 @@ __device__ __forceinline__ Tap tap(const Place& p, int axis, int d)
     return {d, 0};
 }
 
-// How many source pixels an interval of AREA touches, and the weight of the k-th.
+// How many source pixels an interval of AREA touches.
 __device__ __forceinline__ int touched(const Place& p, int axis, const Tap& tap)
 {
     return (int)divided(tap.part + p.step[axis] + p.pixel[axis] - 1, p.pixel[axis], p.magic[axis]);
 }
 
+// The weight of the k-th of them, and 0 beyond the last.
 __device__ __forceinline__ u32 weight(const Place& p, int axis, const Tap& tap, u32 k)
 {
     const u32 pixel = p.pixel[axis];
-    return min((k + 1) * pixel, tap.part + p.step[axis]) - max(k * pixel, tap.part);
+    return max((int)(min((k + 1) * pixel, tap.part + p.step[axis]) - max(k * pixel, tap.part)), 0);
 }
 
 __device__ __forceinline__ int average(const Place& p, u64 sum)
@@ -49,54 +50,62 @@ __device__ __forceinline__ int average(const Place& p, u64 sum)
     return (int)divided(sum + p.total / 2, p.total, p.total_magic);
 }
 
-__device__ __forceinline__ void bilinear(const Source& s, const u8* in, const Place& p, Tap h, Tap v, int (&rgb)[3])
+__device__ __forceinline__ Three bilinear(const Source& s, const u8* in, const Place& p, Tap h, Tap v)
 {
-    int sum[3] = {1 << 21, 1 << 21, 1 << 21};
-    for (int j = 0; j < 2; j++) {
-        const int y = p.source[1] + clip(v.first + j, 0, p.source[3] - 1);
-        for (int i = 0; i < 2; i++) {
-            const int x = p.source[0] + clip(h.first + i, 0, p.source[2] - 1);
-            const int share = (j ? v.part : 2048 - v.part) * (i ? h.part : 2048 - h.part);
-            int one[3];
-            READER::read(s, in, x, y, one);
-            for (int c = 0; c < 3; c++)
-                sum[c] += share * one[c];
-        }
+    Three samples[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const int x = p.source[0] + clip(h.first + k % 2, 0, p.source[2] - 1);
+        const int y = p.source[1] + clip(v.first + k / 2, 0, p.source[3] - 1);
+        samples[k] = READER::load(s, in, x, y);
+    }
+    Three sum = {1 << 21, 1 << 21, 1 << 21};
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const int share = (k / 2 ? v.part : 2048 - v.part) * (k % 2 ? h.part : 2048 - h.part);
+        const Three rgb = READER::codes(s, samples[k]);
+        for (int c = 0; c < 3; c++)
+            sum.values[c] += share * rgb.values[c];
     }
     for (int c = 0; c < 3; c++)
-        rgb[c] = sum[c] >> 22;
+        sum.values[c] >>= 22;
+    return sum;
 }
 
-// Adds `share` times the weighted sum of a row's pixels `from`, from + by, ... Four are loaded at a time whatever the
+// Adds `share` times the weighted sum of a row's pixels `from`, from + by, ... GROUP are loaded at a time whatever the
 // count, the last of them with no weight: loads that wait for each other would take longer than all arithmetic.
+template <int GROUP>
 __device__ __forceinline__ void add_row(
     const Source& s, const u8* in, const Place& p, const Tap& h, int y, u32 share, int from, int count, int by,
     u64 (&sum)[3])
 {
     u32 row[3] = {0, 0, 0};
-    for (int i = from; i < count; i += 4 * by) {
-        int four[4][3];
+    for (int i = from; i < count; i += GROUP * by) {
+        Three samples[GROUP];
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            READER::read(s, in, p.source[0] + h.first + min(i + k * by, count - 1), y, four[k]);
+        for (int k = 0; k < GROUP; k++)
+            samples[k] = READER::load(s, in, p.source[0] + h.first + min(i + k * by, count - 1), y);
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const u32 w = i + k * by < count ? weight(p, 0, h, i + k * by) : 0;
+        for (int k = 0; k < GROUP; k++) {
+            const u32 w = weight(p, 0, h, i + k * by);
+            const Three rgb = READER::codes(s, samples[k]);
             for (int c = 0; c < 3; c++)
-                row[c] += w * four[k][c];
+                row[c] += w * rgb.values[c];
         }
     }
     for (int c = 0; c < 3; c++)
         sum[c] += (u64)row[c] * share;
 }
 
-// Sums of rows `from`, from + by, ... of the pixels of which this thread takes one in `team`, from `member` on.
+// Adds what one thread takes of an output pixel: rows `row`, row + rows, ... and of these columns `column`, ...
+template <int GROUP>
 __device__ __forceinline__ void add_rows(
-    const Source& s, const u8* in, const Place& p, Tap h, Tap v, int from, int by, int member, int team, u64 (&sum)[3])
+    const Source& s, const u8* in, const Place& p, Tap h, Tap v, int row, int rows, int column, int columns,
+    u64 (&sum)[3])
 {
     const int across = touched(p, 0, h), down = touched(p, 1, v);
-    for (int j = from; j < down; j += by)
-        add_row(s, in, p, h, p.source[1] + v.first + j, weight(p, 1, v, j), member, across, team, sum);
+    for (int j = row; j < down; j += rows)
+        add_row<GROUP>(s, in, p, h, p.source[1] + v.first + j, weight(p, 1, v, j), column, across, columns, sum);
 }
 
 // The sum over the lanes of each team of a warp, in all of them.
@@ -107,9 +116,10 @@ __device__ __forceinline__ void together(u64 (&sum)[3], int team)
             sum[c] += __shfl_xor_sync(ALL_LANES, sum[c], apart);
 }
 
-__device__ __forceinline__ void put_pixel(u8* to, const Target& t, const int (&rgb)[3])
+__device__ __forceinline__ void put_pixel(u8* to, const Target& t, const Three& rgb)
 {
-    const int codes[3] = {t.swap ? rgb[2] : rgb[0], rgb[1], t.swap ? rgb[0] : rgb[2]};
+    const int red = rgb.values[0], blue = rgb.values[2];
+    const int codes[3] = {t.swap ? blue : red, rgb.values[1], t.swap ? red : blue};
     if (t.kind == UINT8) {
         for (int c = 0; c < 3; c++)
             to[c * t.channel] = (u8)codes[c];
@@ -135,8 +145,8 @@ __device__ __forceinline__ bool is_border(const Place& p, int x, int y)
     return x < p.target[0] || y < p.target[1] || x >= p.target[0] + p.target[2] || y >= p.target[1] + p.target[3];
 }
 
-// A warp makes p.count times 32 pixels of a row, lane beside lane; by AREA a pixel may take a team of lanes. Where the
-// channels of a pixel stand together they go through shared memory, so that rows are stored in one piece.
+// A warp makes p.count times 32 pixels of a row, lane beside lane; by AREA a team of lanes may share a pixel's rows.
+// Where the channels of a pixel stand together they go through shared memory, so that rows are stored in one piece.
 template <Method METHOD>
 __device__ __forceinline__ void picture(const u8* in, u8* out, const Source& s, const Target& t, const Place& p)
 {
@@ -152,28 +162,30 @@ __device__ __forceinline__ void picture(const u8* in, u8* out, const Source& s, 
     for (int pass = 0; pass < p.count; pass++) {
         const int k = pass * across + lane / team, x = x0 + k;
         const bool inside = x < t.width && !is_border(p, x, y);
-        int rgb[3] = {p.color[0], p.color[1], p.color[2]};
+        Three rgb = {p.color[0], p.color[1], p.color[2]};
         u64 sum[3] = {0, 0, 0};
         if (inside) {
             const Tap h = tap<METHOD>(p, 0, x - p.target[0]);
-            if (METHOD == AREA)
-                add_rows(s, in, p, h, v, 0, 1, lane % team, team, sum);
+            if (METHOD == AREA && p.group == 3)
+                add_rows<3>(s, in, p, h, v, lane % team, team, 0, 1, sum);
+            else if (METHOD == AREA)
+                add_rows<4>(s, in, p, h, v, lane % team, team, 0, 1, sum);
             else if (METHOD == BILINEAR)
-                bilinear(s, in, p, h, v, rgb);
+                rgb = bilinear(s, in, p, h, v);
             else
-                READER::read(s, in, p.source[0] + h.first, p.source[1] + v.first, rgb);
+                rgb = READER::codes(s, READER::load(s, in, p.source[0] + h.first, p.source[1] + v.first));
         }
         if (METHOD == AREA) {
             together(sum, team);
             for (int c = 0; c < 3; c++)
-                rgb[c] = inside ? average(p, sum[c]) : rgb[c];
+                rgb.values[c] = inside ? average(p, sum[c]) : rgb.values[c];
         }
         if (x < t.width && lane % team == 0)
             put_pixel((t.together ? row : out) + (i64)k * t.column, t, rgb);
     }
     if (t.together) {
         __syncwarp();
-        store_row(out, row, min(across * p.count, t.width - x0) * t.column, lane);
+        store_row<true>(out, row, min(across * p.count, t.width - x0) * t.column, lane);
     }
 }
 
@@ -183,11 +195,11 @@ __device__ __forceinline__ void gather(const u8* in, u8* out, const Source& s, c
     __shared__ u64 sums[8][3];
     const int x = blockIdx.x, y = blockIdx.y;
     in += blockIdx.z * s.picture;
-    int rgb[3] = {p.color[0], p.color[1], p.color[2]};
+    Three rgb = {p.color[0], p.color[1], p.color[2]};
     if (!is_border(p, x, y)) {
         const Tap h = tap<AREA>(p, 0, x - p.target[0]), v = tap<AREA>(p, 1, y - p.target[1]);
         u64 sum[3] = {0, 0, 0};
-        add_rows(s, in, p, h, v, threadIdx.y, 8, threadIdx.x, WARP, sum);
+        add_rows<4>(s, in, p, h, v, threadIdx.y, 8, threadIdx.x, WARP, sum);
         together(sum, WARP);
         for (int c = 0; c < 3; c++)
             if (threadIdx.x == 0)
@@ -197,23 +209,25 @@ __device__ __forceinline__ void gather(const u8* in, u8* out, const Source& s, c
             u64 all = 0;
             for (int k = 0; k < 8; k++)
                 all += sums[k][c];
-            rgb[c] = average(p, all);
+            rgb.values[c] = average(p, all);
         }
     }
     if (threadIdx.x == 0 && threadIdx.y == 0)
         put_pixel(out + blockIdx.z * t.picture + y * t.row + (i64)x * t.column, t, rgb);
 }
 
-#define KERNEL(NAME, BODY)                                                                        \
-    extern "C" __global__ void __launch_bounds__(256) NAME(const u8* in, u8* out, Job job)        \
-    {                                                                                             \
-        BODY(in, out, job.source, job.target, job.place);                                         \
+// BLOCKS is how many a multiprocessor has room for: many where loads are waited for one pixel at a time, and few, with
+// more registers, where the compiler would otherwise wait for each load before the next.
+#define KERNEL(NAME, BLOCKS, BODY)                                                                        \
+    extern "C" __global__ void __launch_bounds__(256, BLOCKS) NAME(const u8* in, u8* out, Job job)        \
+    {                                                                                                     \
+        BODY(in, out, job.source, job.target, job.place);                                                 \
     }
 
-KERNEL(picture_copy, picture<COPY>)
+KERNEL(picture_copy, 8, picture<COPY>)
 #ifndef ONLY_COPY
-KERNEL(picture_nearest, picture<NEAREST>)
-KERNEL(picture_bilinear, picture<BILINEAR>)
-KERNEL(picture_area, picture<AREA>)
-KERNEL(gather_area, gather)
+KERNEL(picture_nearest, 8, picture<NEAREST>)
+KERNEL(picture_bilinear, 6, picture<BILINEAR>)
+KERNEL(picture_area, 4, picture<AREA>)
+KERNEL(gather_area, 4, gather)
 #endif

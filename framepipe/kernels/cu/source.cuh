@@ -1,24 +1,34 @@
-// Where the samples of a picture come from: decoded planes of any format, or RGB pictures. A reader gives the red,
-// green and blue code of the pixel at (x, y) of the upright picture. framepipe/kernels/_colour.py has the definition;
-// the floor of a term can wait here for that of the last shift, since a whole number stands between them:
-// (((k * s) >> d) + c) >> 5 == (k * s + (c << d)) >> (d + 5). All of it fits 32 bits with a sign, by `Coefficients`.
+// Where the samples of a picture come from: decoded planes of any format, or RGB pictures. A reader loads what the
+// pixel at (x, y) of the upright picture is made of, and makes red, green and blue codes of it: two steps, so that
+// several pixels can be loaded before the first is waited for. Offsets within a picture fit 32 bits with a sign.
+//
+// framepipe/kernels/_colour.py has the definition. The floor of a term can wait here for that of the last shift, since
+// a whole number stands between them: (((k * s) >> d) + c) >> 5 == (k * s + (c << d)) >> (d + 5). All of it fits 32
+// bits with a sign.
 
 // A sample of a component that is as large as the picture, at (x, y) of the upright picture.
 template <class T>
 __device__ __forceinline__ int full_sample(const u8* in, const Source& s, int component, int x, int y)
 {
-    return __ldg((const T*)(in + s.origin[component] + (i64)y * s.down + (i64)x * s.across));
+    return __ldg((const T*)(in + (s.origin[component] + y * s.down + x * s.across)));
 }
 
 // A chroma sample, at (x, y) of its plane.
 template <class T>
 __device__ __forceinline__ int chroma_sample(const u8* in, const Source& s, int component, int x, int y)
 {
-    return __ldg((const T*)(in + s.origin[component] + (i64)y * s.chroma_pitch + x * s.chroma_step));
+    return __ldg((const T*)(in + (s.origin[component] + (y * s.chroma_pitch + x * s.chroma_step))));
 }
 
-__device__ __forceinline__ int lying_x(const Source& s, int x, int y) { return s.turn[0] * x + s.turn[1] * y + s.turn[2]; }
-__device__ __forceinline__ int lying_y(const Source& s, int x, int y) { return s.turn[3] * x + s.turn[4] * y + s.turn[5]; }
+__device__ __forceinline__ int lying_x(const Source& s, int x, int y)
+{
+    return s.turn[0] * x + s.turn[1] * y + s.turn[2];
+}
+
+__device__ __forceinline__ int lying_y(const Source& s, int x, int y)
+{
+    return s.turn[3] * x + s.turn[4] * y + s.turn[5];
+}
 
 // What a pair of chroma samples adds to red, green and blue, offsets included.
 __device__ __forceinline__ void chroma(const Source& s, int u, int v, int (&sum)[3])
@@ -33,37 +43,59 @@ __device__ __forceinline__ int code(const Source& s, int luma, int sum)
     return clip((int)(s.y * luma + sum) >> s.shift, 0, 255);
 }
 
+struct Three {
+    int values[3];
+};
+
 // Samples of 8 bits that are codes already.
 struct Codes {
-    static __device__ __forceinline__ void read(const Source& s, const u8* in, int x, int y, int (&rgb)[3])
+    static __device__ __forceinline__ Three load(const Source& s, const u8* in, int x, int y)
     {
-        for (int c = 0; c < 3; c++)
-            rgb[c] = full_sample<u8>(in, s, c, x, y);
+        return {full_sample<u8>(in, s, 0, x, y), full_sample<u8>(in, s, 1, x, y), full_sample<u8>(in, s, 2, x, y)};
     }
+
+    static __device__ __forceinline__ Three codes(const Source& s, const Three& samples) { return samples; }
 };
 
 // Red, green and blue, or grey thrice, of any depth and range.
 struct Separate {
-    static __device__ __forceinline__ void read(const Source& s, const u8* in, int x, int y, int (&rgb)[3])
+    static __device__ __forceinline__ int sample(const Source& s, const u8* in, int component, int x, int y)
     {
-        for (int c = 0; c < 3; c++) {
-            const int value = s.wide ? full_sample<u16>(in, s, c, x, y) : full_sample<u8>(in, s, c, x, y);
-            rgb[c] = code(s, value, s.offsets[c]);
-        }
+        return s.wide ? full_sample<u16>(in, s, component, x, y) : full_sample<u8>(in, s, component, x, y);
+    }
+
+    static __device__ __forceinline__ Three load(const Source& s, const u8* in, int x, int y)
+    {
+        return {sample(s, in, 0, x, y), sample(s, in, 1, x, y), sample(s, in, 2, x, y)};
+    }
+
+    static __device__ __forceinline__ Three codes(const Source& s, const Three& samples)
+    {
+        Three rgb;
+        for (int c = 0; c < 3; c++)
+            rgb.values[c] = code(s, samples.values[c], s.offsets[c]);
+        return rgb;
     }
 };
 
 // Luma and repeated chroma.
 template <class T>
 struct Yuv {
-    static __device__ __forceinline__ void read(const Source& s, const u8* in, int x, int y, int (&rgb)[3])
+    static __device__ __forceinline__ Three load(const Source& s, const u8* in, int x, int y)
     {
-        const int luma = full_sample<T>(in, s, 0, x, y);
         const int cx = lying_x(s, x, y) >> s.w_shift, cy = lying_y(s, x, y) >> s.h_shift;
+        const int luma = full_sample<T>(in, s, 0, x, y);
+        return {luma, chroma_sample<T>(in, s, 1, cx, cy), chroma_sample<T>(in, s, 2, cx, cy)};
+    }
+
+    static __device__ __forceinline__ Three codes(const Source& s, const Three& samples)
+    {
         int sum[3];
-        chroma(s, chroma_sample<T>(in, s, 1, cx, cy), chroma_sample<T>(in, s, 2, cx, cy), sum);
+        Three rgb;
+        chroma(s, samples.values[1], samples.values[2], sum);
         for (int c = 0; c < 3; c++)
-            rgb[c] = code(s, luma, sum[c]);
+            rgb.values[c] = code(s, samples.values[0], sum[c]);
+        return rgb;
     }
 };
 
@@ -78,7 +110,7 @@ struct Smooth {
             mixed[c] += weight * (sum[c] >> (s.shift - 5));
     }
 
-    static __device__ __forceinline__ void read(const Source& s, const u8* in, int ux, int uy, int (&rgb)[3])
+    static __device__ __forceinline__ Three load(const Source& s, const u8* in, int ux, int uy)
     {
         const int x = lying_x(s, ux, uy), y = lying_y(s, ux, uy);
         const int left = x >> s.w_shift, right = min(left + 1, s.chroma_width - 1);
@@ -92,7 +124,11 @@ struct Smooth {
         add(s, in, left, lower, u_rest * v, mixed);
         add(s, in, right, lower, u * v, mixed);
         const int luma = full_sample<T>(in, s, 0, ux, uy), down = s.w_shift + s.h_shift + 1, half = 1 << (down - 1);
+        Three rgb;
         for (int c = 0; c < 3; c++)
-            rgb[c] = code(s, luma, ((mixed[c] + half) >> down) << (s.shift - 5));
+            rgb.values[c] = code(s, luma, ((mixed[c] + half) >> down) << (s.shift - 5));
+        return rgb;
     }
+
+    static __device__ __forceinline__ Three codes(const Source& s, const Three& rgb) { return rgb; }
 };

@@ -23,7 +23,8 @@ __device__ __forceinline__ void stats(const u8* in, u8* out, const Samples& s, c
         sum[c] = 0, low[c] = 1 << 16, high[c] = -1;
     for (int y = blockIdx.x; y < s.height; y += gridDim.x) {
         const u8* row = in + (i64)y * s.row;
-        for (int x = threadIdx.x; x < s.width; x += blockDim.x)
+#pragma unroll 4
+        for (int x = threadIdx.x; x < s.width; x += 256)
             for (int c = 0; c < CHANNELS; c++) {
                 const int value = __ldg((const T*)(row + (i64)x * s.column + c * s.channel));
                 sum[c] += value, low[c] = min(low[c], value), high[c] = max(high[c], value);
