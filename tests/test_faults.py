@@ -241,17 +241,7 @@ def test_a_file_that_is_cut_off(clip, tmp_path):
     assert report.sources[0]["status"] == "incomplete" and report.sources[0]["warnings"]
 
 
-def test_damaged_packets_are_passed_over_and_counted(clip, tmp_path, monkeypatch):
-    from framepipe.container import ContainerStream
-
-    plain = ContainerStream.packets
-
-    def packets(self):
-        for number, packet in enumerate(plain(self)):
-            if number == 7:
-                packet.update(b"\xff" * 8) if hasattr(packet, "update") else None
-            yield packet
-
+def test_damaged_packets_are_passed_over_and_counted(clip, tmp_path):
     data = bytearray(clip.read_bytes())
     at = data.index(b"mdat") + 3000
     data[at : at + 12] = b"\xff" * 12
@@ -259,7 +249,6 @@ def test_damaged_packets_are_passed_over_and_counted(clip, tmp_path, monkeypatch
     broken.write_bytes(data)
     with Pipeline([broken], [], ["discard"], device="cpu", decode="linear") as pipeline:
         report = pipeline.run()
-    assert plain is ContainerStream.packets
     balance(report)
     assert report.frames["delivered"] + report.frames["packet_errors"] >= 59
 
