@@ -172,6 +172,7 @@ class Runner:
         for consumed in self.consumed:
             consumed.synchronize()
         self.stager.plan_device(spec)
+        self.device.trim()
         for token in others:
             self.tokens.put(token)
         if self.stager.holds_frames and self.device.host_shared:

@@ -16,8 +16,10 @@ from framepipe.errors import ClosedError, ConfigError
 from framepipe.frame import Batch
 from framepipe.pipeline import Pipeline
 from framepipe.report import RunReport
+from framepipe.sinks.discard import Discard
 from framepipe.sources.file import File
 from framepipe.stage import ArraySpec, Flow, Stage
+from framepipe.stages.rgb import Rgb
 from framepipe.testing import FrameList, pattern_frames
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -93,6 +95,19 @@ def test_a_change_of_size_commits_the_partial_batch_and_plans_anew():
         report = pipeline.run()
     assert sizes == [(i, (32, 32)) for i in range(5)] + [(i, (48, 64)) for i in range(5, 10)]
     assert report.memory["replans"] == 1
+
+
+def test_pictures_of_many_sizes_do_not_pile_up():
+    """What is recycled of one size is let go when another comes: a folder of photographs has hundreds."""
+    frames = [pattern_frames(1, 200 + 2 * i, 100)[0] for i in range(60)]
+    for pts, frame in enumerate(frames):
+        frame.pts = pts
+    for device in ("cpu", "simulated"):
+        rgb = Rgb(accuracy="exact")
+        with Pipeline([FrameList(name="s", frames=frames)], [rgb], [Discard(read="image")], device=device) as pipeline:
+            memory = pipeline.run().memory
+        held = memory["pageable_bytes"] if device == "cpu" else memory["device_bytes_peak"]
+        assert held < 12 * 320 * 100 * 3, (device, held)
 
 
 class Gate(FrameList):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -94,9 +95,17 @@ class Outputs:
         else:
             self._free[block.nbytes].append(block)
 
+    def trim(self) -> None:
+        """Let go of every block that nobody holds, behind whoever used it last."""
+        for free in list(self._free.values()):
+            while free:
+                block = free.popleft()
+                # The pool hands it out again without asking. Once the context is lost it hands nothing out.
+                with contextlib.suppress(cp.cuda.runtime.CUDARuntimeError):
+                    for event in block.behind:
+                        event.synchronize()
+                self._device.ledger.add("device", -block.nbytes)
+
     def close(self) -> None:
         self._closed = True
-        for nbytes, free in list(self._free.items()):
-            while free:
-                free.popleft()
-                self._device.ledger.add("device", -nbytes)
+        self.trim()

@@ -107,6 +107,9 @@ class Device(ABC):
     def empty(self, shape: tuple[int, ...], dtype: Any, stream: Stream) -> Any:
         """Output memory for work on ``stream``, recycled by lease: reused only behind the last holder's work."""
 
+    def trim(self) -> None:  # noqa: B027
+        """Let go of recycled memory that nobody holds: pictures of another size are coming."""
+
     def part(self, array: Any, i: int) -> Any:
         """``array[i]`` as a frame gets it: memory whose holders are waited for one by one before it is used again."""
         return array[i]

@@ -87,6 +87,9 @@ class CpuDevice(Device):
     def empty(self, shape: tuple[int, ...], dtype: Any, stream: Stream) -> np.ndarray:
         return self._pool.empty(shape, dtype)
 
+    def trim(self) -> None:
+        self._pool.trim()
+
     def host_output(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return self._pool.empty(shape, dtype)
 

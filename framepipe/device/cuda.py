@@ -221,6 +221,10 @@ class CudaDevice(Device):
         assert isinstance(stream, CudaStream)
         return self._outputs.lease(shape, np.dtype(dtype), stream)
 
+    def trim(self) -> None:
+        self._outputs.trim()
+        self._host_outputs.trim()
+
     def part(self, array: Any, i: int) -> Any:
         """``array[i]``, whose last holder's stream is waited for by itself before the block is used again."""
         lease = getattr(array.data.mem, "_owner", None)

@@ -243,6 +243,11 @@ class SimulatedDevice(Device):
             _merge(stream.clock, dropped)  # reused behind whatever its last holder had seen
             return array
 
+    def trim(self) -> None:
+        with self.lock:
+            for pool in self._pools.values():
+                pool.trim()
+
     def host_output(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         with self.lock:
             array, dropped = self._pools["pinned"].lease(shape, dtype)
