@@ -64,21 +64,21 @@ Imports go down only. Modules of one row that ``|`` separates know nothing of ea
 
 =========  ===========================================================================================================
 commands   cli __main__ _cli_*
-tools      config _entries _parameters _schema _tree _yaml | doctor | shipped | testing
+tools      config _entries _parameters _schema _tree _yaml | doctor | shipped | testing _testing_streams
 pipeline   pipeline parts summary
 machinery  engine running delivering filling decode decoding chain | sources/ | stages/ | sinks/ | staging/
 inputs     container feed
 contracts  source stage sink stager
-below      kernels/ | ring | telemetry/
+below      kernels/ | planecopy | ring | telemetry/
 values     frame pixfmt | report
 devices    device/
-ground     errors registry | memory | redact | units
+ground     errors registry tracing | memory | redact | units
 =========  ===========================================================================================================
 
 ``cli`` alone prints and handles signals. ``config`` turns YAML into components, ``parts`` does so with names and paths.
 ``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding``), ``filling``, ``running`` and
 ``delivering``; ``chain`` plans the stages. ``container`` opens inputs and cuts packets, ``feed`` keeps the books of a
-source, ``ring`` hands slots round, ``memory`` counts every byte.
+source, ``ring`` hands slots round, ``memory`` counts every byte, ``telemetry`` reads what the system counts.
 
 Arrays are (height, width, ...), configuration has width before height. Boxes are ``x1, y1, x2, y2`` in pixels of the
 upright source picture, whatever resize came between. Names carry units: ``_s``, ``_ms``, ``nbytes``.

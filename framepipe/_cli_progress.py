@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from framepipe.units import format_seconds
+from framepipe.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from framepipe.report import Statistics
@@ -22,6 +22,9 @@ class Silent:
 
     show: Callable[[Statistics], None] | None = None
     stopping = False
+
+    def tell(self, text: str) -> None:
+        """Say something once, before the first frame."""
 
     def __enter__(self) -> Silent:
         return self
@@ -45,14 +48,31 @@ class Lines(Silent):
         dropped = f", {now.dropped} dropped" if now.dropped else ""
         state = ", stopping" if self.stopping else ""
         line = f"{now.delivered}{of} frames, {now.fps:.1f} fps, {format_seconds(now.seconds)}{dropped}{state}"
-        print(f"framepipe: {line}", file=sys.stderr, flush=True)
+        self.tell(", ".join([line, *_of_gpu(now)]))
+
+    def tell(self, text: str) -> None:
+        print(f"framepipe: {text}", file=sys.stderr, flush=True)
+
+
+def _of_gpu(now: Statistics) -> list[str]:
+    """Uploads and memory in a few words; nothing where there is no GPU."""
+    words = []
+    if now.upload_bytes_per_s is not None:
+        words.append(f"upload {format_bytes(now.upload_bytes_per_s)}/s")
+    if now.pinned_bytes is not None:
+        words.append(f"pinned {format_bytes(now.pinned_bytes)}")
+    if now.device_bytes is not None:
+        free = f" (free {format_bytes(now.vram_free_bytes)})" if now.vram_free_bytes is not None else ""
+        words.append(f"video memory {format_bytes(now.device_bytes)}{free}")
+    return words
 
 
 class Bar(Silent):
-    """A bar, and one for each of a few sources; drawn only when `show` is called, by no thread of its own."""
+    """A bar, one for each of a few sources, and a line about a GPU; drawn when `show` is called, by no own thread."""
 
     def __init__(self) -> None:
         from rich.console import Console
+        from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._progress = Progress(
@@ -62,6 +82,10 @@ class Bar(Silent):
             TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            auto_refresh=False,
+        )
+        self._live = Live(
+            self._progress,
             console=Console(stderr=True),
             auto_refresh=False,
             transient=True,
@@ -72,13 +96,19 @@ class Bar(Silent):
         self.show = self._show
 
     def __enter__(self) -> Bar:
-        self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._progress.stop()
+        self._live.stop()
+
+    def tell(self, text: str) -> None:
+        self._live.console.print(f"framepipe: {text}", markup=False, highlight=False)
 
     def _show(self, now: Statistics) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
         of = f"/{now.expected}" if now.expected else ""
         dropped = f", {now.dropped} dropped" if now.dropped else ""
         name = "stopping" if self.stopping else "all" if self._is_split(now) else "running"
@@ -86,7 +116,9 @@ class Bar(Silent):
         if self._is_split(now):
             for source, delivered in now.sources.items():
                 self._update(source, source, delivered, None, str(delivered), "")
-        self._progress.refresh()
+        words = " · ".join(_of_gpu(now))
+        line = [Text(words, no_wrap=True, overflow="ellipsis")] if words else []
+        self._live.update(Group(self._progress, *line), refresh=True)
 
     def _is_split(self, now: Statistics) -> bool:
         return 1 < len(getattr(now, "sources", ())) <= _FEW

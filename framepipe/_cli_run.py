@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,12 +24,17 @@ if TYPE_CHECKING:
 
 _EXIT = {"complete": 0, "failed": 1, "incomplete": 3, "stopped": 3}
 _WORDS = {
-    "decode": "decoding: everything behind it waited for frames",
-    "staging": "staging: the device waited for frames to be copied",
-    "device": "the stages: the device was busy all the time",
-    "sink": "writing the results: everything before it waited",
+    "decode": "decoding: everything behind it waited for frames; try more threads, a file that can be cut at key "
+    "frames, or a codec that is faster to decode",
+    "staging": "staging: the device waited for frames to be copied; try more fillers or a larger batch",
+    "launch": "launching: the thread that feeds the device was busy all the time; try a larger batch or fewer stages",
+    "device": "the stages: the device was busy all the time; try a larger batch, smaller pictures or fewer stages",
+    "sink": "writing the results: everything before it waited; try a faster codec or preset, or write less",
 }
+"""What held everything up, and what to change."""
 _FILES_SHOWN = 8
+_LABEL = 14
+_WIDTH = 80
 
 
 class Interrupt:
@@ -73,7 +79,7 @@ def execute(pipeline: Pipeline, progress: Silent, interrupt: Interrupt) -> tuple
     error: Exception | None = None
     try:
         with progress, pipeline:
-            pipeline.run(progress=progress.show)
+            pipeline.run(progress=progress.show, tell=progress.tell)
     except Exception as failed:
         error = failed
     if error is not None:
@@ -139,17 +145,14 @@ def _is_report(path: Path) -> bool:
 
 def closing_words(report: Mapping[str, Any], error: BaseException | None = None) -> Iterator[str]:
     """What is worth saying at the end of a run, from a `RunReport` as a dict; ``error`` is said elsewhere."""
-    frames, device, staging = report["frames"], report["device"], report["staging"]
+    frames, device = report["frames"], report["device"]
     nothing = report["exit"] == "failed" and not frames.get("delivered")  # then the error is all there is to say
     if frames and not nothing:
         yield _headline(report, frames)
         yield from _losses(frames)
     if device and not nothing:
-        name = f", {device['name']}" if device.get("name") else ""
-        why = f" ({device['why']})" if device.get("why") else ""
-        yield f"device: {device.get('kind')}{name}{why}; staging: {staging.get('strategy')}"
-    if report["bottleneck"] and not nothing:
-        yield f"bottleneck: {_WORDS.get(report['bottleneck'], report['bottleneck'])}"
+        for label, text in _table(report):
+            yield from _row(label, text)
     yield from source_errors(report, error)
     said = [*report.get("warnings", ()), *(text for source in report["sources"] for text in source.get("warnings", ()))]
     # A source's warnings may be among the run's, under its name.
@@ -157,6 +160,46 @@ def closing_words(report: Mapping[str, Any], error: BaseException | None = None)
         if not any(other.endswith(f": {text}") for other in said):
             yield f"warning: {text}"
     yield from _written(report.get("sinks") or {})
+
+
+def _table(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a run was made of, as labels and texts; what only a GPU has is left out where there is none."""
+    device, staging, memory = report["device"], report["staging"], report["memory"]
+    name = f", {device['name']}" if device.get("name") else ""
+    why = f" ({device['why']})" if device.get("why") else ""
+    yield "device", f"{device.get('kind')}{name}{why}"
+    numbers = [f"{key} {staging[key]}" for key in ("slots", "depth", "batch", "fillers") if key in staging]
+    yield "staging", ", ".join([str(staging.get("strategy")), *numbers])
+    if device.get("kind") != "cpu" and memory:
+        uploaded, rate = report["upload"].get("bytes"), report["upload"].get("bytes_per_s")
+        if uploaded is not None:
+            yield "upload", f"{format_bytes(uploaded)}{f' ({format_bytes(rate)}/s)' if rate is not None else ''}"
+        count = memory["pinned_allocations"]
+        yield "page-locked", f"{format_bytes(memory['pinned_bytes'])} in {count} allocation{'' if count == 1 else 's'}"
+        if text := _video_memory(memory):
+            yield "video memory", text
+    if report["bottleneck"]:
+        yield "bottleneck", _WORDS.get(report["bottleneck"], report["bottleneck"])
+
+
+def _video_memory(memory: Mapping[str, Any]) -> str:
+    peak = memory.get("device_bytes_peak")
+    parts = [f"{format_bytes(peak)} at most"] if peak is not None else []
+    names = {"free_start": "at the start", "free_least": "at the lowest", "free_end": "at the end"}
+    for reading in memory.get("vram") or ():
+        free = [f"{format_bytes(reading[key])} {when}" for key, when in names.items() if reading.get(key) is not None]
+        if free:
+            parts.append(f"free {', '.join(free)}")
+            break
+    return "; ".join(parts)
+
+
+def _row(label: str, text: str) -> list[str]:
+    """A row of the table, in as many lines as it takes; words stay whole."""
+    indent = " " * _LABEL
+    return textwrap.wrap(
+        f"{label:{_LABEL}}{text}", _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def source_errors(report: Mapping[str, Any], error: BaseException | None = None) -> Iterator[str]:

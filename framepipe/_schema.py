@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from framepipe import registry
 from framepipe._parameters import json_schema
 from framepipe.config import VERSION, Decode
 from framepipe.stager import StagingOptions
+from framepipe.units import Bytes
 
 _ENV = {"type": "string", "pattern": r"\$\{.+\}"}
 
@@ -27,6 +30,7 @@ def schema() -> dict[str, Any]:
         "properties": {
             "version": {"const": VERSION},
             "device": {"anyOf": [{"type": "string", "pattern": r"^(auto|cpu|cuda(:\d+)?|simulated)$"}, _ENV]},
+            "device_memory": {"anyOf": [TypeAdapter(Bytes).json_schema(), {"type": "null"}, _ENV]},
             "staging": {"anyOf": [strategies, staging]},
             "threads": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}, _ENV]},
             "decode": {"enum": list(Decode.__args__)},  # type: ignore[attr-defined]

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from framepipe.errors import ConfigError, FramepipeError, StageError
-from framepipe.frame import Batch, FrameSpec
+from framepipe.errors import ConfigError, DeviceError, FramepipeError, StageError
+from framepipe.frame import Batch, FrameSpec, Item
 from framepipe.stage import ArraySpec, Flow, Stage
+from framepipe.tracing import OFF, Tracer
 
 if TYPE_CHECKING:
     from framepipe.device.base import Device, Stream
@@ -74,6 +75,8 @@ class Link:
     outputs: dict[str, ArraySpec]
     late: bool
     collects: bool
+    launch: Callable[[Batch], None]
+    collect: Callable[[Batch], None]
     drop: list[str] = field(default_factory=list)
     """Arrays that nobody reads after this stage."""
 
@@ -87,7 +90,7 @@ class Link:
         """Launch on a batch whose earlier stages were launched."""
         batch.out, batch.stream = outs, stream
         try:
-            self.stage.launch(batch)
+            self.launch(batch)
         except FramepipeError as error:
             if isinstance(error, StageError) or "stage" in error.where:
                 raise
@@ -103,7 +106,7 @@ class Link:
 class Chain:
     """The stages planned for one spec: ``early`` run on the compute stream, ``late`` behind their elders' collect."""
 
-    def __init__(self, stages: Sequence[Stage], spec: FrameSpec, wanted: set[str] | None) -> None:
+    def __init__(self, stages: Sequence[Stage], spec: FrameSpec, wanted: set[str] | None, tracer: Tracer = OFF) -> None:
         self.spec = spec
         self.links: list[Link] = []
         flow = Flow(spec)
@@ -121,7 +124,16 @@ class Chain:
             behind = is_late(stage, late)
             if behind:
                 late |= stage.writes
-            self.links.append(Link(stage, outputs, behind, type(stage).collect is not Stage.collect))
+            self.links.append(
+                Link(
+                    stage,
+                    outputs,
+                    behind,
+                    type(stage).collect is not Stage.collect,
+                    tracer.wrap(f"framepipe.launch {stage.id}", stage.launch),
+                    tracer.wrap(f"framepipe.collect {stage.id}", stage.collect),
+                )
+            )
             flow = after
         self.flow = flow
         public = {name for name in flow.arrays if "." not in name}
@@ -129,6 +141,7 @@ class Chain:
         self._mark_drops()
         self.early = [link for link in self.links if not link.late]
         self.late = [link for link in self.links if link.late]
+        self.late_writes = {name for link in self.late for name in link.stage.writes}
         readers = [i for i, link in enumerate(self.early) if "planes" in link.stage.reads]
         self.last_reader = readers[-1] if readers else -1
 
@@ -149,8 +162,9 @@ class Chain:
 class Chains:
     """Chains by spec. The first spec gets the stages themselves, each further one a copy of them."""
 
-    def __init__(self, stages: Sequence[Stage], wanted: set[str] | None) -> None:
+    def __init__(self, stages: Sequence[Stage], wanted: set[str] | None, tracer: Tracer = OFF) -> None:
         self.stages = list(stages)
+        self._tracer = tracer
         self._wanted = wanted
         self._chains: dict[FrameSpec, Chain] = {}
         self._spec_of: dict[str, FrameSpec] = {}
@@ -161,7 +175,7 @@ class Chains:
         if chain is not None:
             return chain, False
         stages = self.stages if not self._chains else [copy.copy(stage) for stage in self.stages]
-        chain = self._chains[spec] = Chain(stages, spec, self._wanted)
+        chain = self._chains[spec] = Chain(stages, spec, self._wanted, self._tracer)
         return chain, True
 
     def note(self, source: str, spec: FrameSpec) -> None:
@@ -178,14 +192,38 @@ class Chains:
 def stage_error(stage: Stage, batch: Batch, error: BaseException) -> StageError:
     """The error to raise for one that a stage raised: it names stage, source, index and pts."""
     item = batch.items[0]
-    more = f" and {len(batch) - 1} more" if len(batch) > 1 else ""
+    device = getattr(stage, "device", None)  # a stage with an `open` of its own may not have it
+    told = error if device is None else device.explain(error)
+    size = f" (in batches of {len(batch)})" if isinstance(told, MemoryError) else ""
     return StageError(
-        f"stage {stage.id!r} failed at frame {item.index} of {item.source!r}{more}: {type(error).__name__}: {error}",
+        f"stage {stage.id!r} failed at {_frames(batch.items)}: {type(told).__name__}: {told}{size}",
         stage=stage.id,
         source=item.source,
         index=item.index,
         pts=item.pts,
     )
+
+
+def locate(error: BaseException, items: Sequence[Item], chain: Chain | None) -> None:
+    """Add to a device's error that names no place what is known of it: the batch it came with, and whose work it was.
+
+    A GPU tells late, so any stage of the chain may be the cause. With only one it is taken to be that one.
+    """
+    if not isinstance(error, DeviceError) or error.where:
+        return
+    late = chain is not None and type(error) is DeviceError  # its children are raised where it happens
+    stages = [link.stage.id for link in chain.links] if chain is not None and late else []
+    item = items[0]
+    error.where.update(source=item.source, index=item.index, **({"stage": stages[0]} if len(stages) == 1 else {}))
+    if item.pts is not None:
+        error.where["pts"] = item.pts
+    behind = f" behind stage{'s' if len(stages) > 1 else ''} {', '.join(map(repr, stages))}" if stages else ""
+    error.args = (f"the device failed at {_frames(items)}{behind}: {error}",)
+
+
+def _frames(items: Sequence[Item]) -> str:
+    more = f" and {len(items) - 1} more" if len(items) > 1 else ""
+    return f"frame {items[0].index} of {items[0].source!r}{more}"
 
 
 def describe(spec: FrameSpec) -> str:

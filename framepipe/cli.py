@@ -96,6 +96,7 @@ def run(
     ] = None,
     overwrite: Overwrite = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="Mark what is done when, for Nsight Systems.")] = False,
     allow_code: AllowCode = False,
     debug: Debug = False,
 ) -> None:
@@ -110,7 +111,7 @@ def run(
         pipeline, source, sets, allow_code, device=device, staging=staging, threads=threads, overwrite=overwrite
     )
     report_file = _cli_run.ReportFile(report, overwrite=overwrite) if report is not None else None
-    made = _pipeline(config)
+    made = _pipeline(config, nvtx=nvtx)
     to_stdout = any(str(getattr(sink, "path", "")) == "-" for sink in config.sinks)
     progress = _cli_progress.choose(quiet=quiet, results_on_stdout=to_stdout)
     with _cli_run.Interrupt(made.stop, progress) as interrupt:  # to the end: what is complete gets its report too
@@ -130,10 +131,10 @@ def run(
     raise typer.Exit(code)
 
 
-def _pipeline(config: Any) -> Any:
+def _pipeline(config: Any, **options: Any) -> Any:
     from framepipe.pipeline import Pipeline
 
-    return Pipeline(**config.kwargs())
+    return Pipeline(**config.kwargs(), **options)
 
 
 def _write_report(file: Any, document: dict[str, Any]) -> None:

@@ -24,10 +24,14 @@ from framepipe.sink import Sink
 from framepipe.source import Source
 from framepipe.stage import Stage
 from framepipe.stager import StagingOptions
+from framepipe.units import Bytes
 
 VERSION = 1
 STAGING: _yaml.Key = ("staging",)
-KEYS = ("version", "device", "staging", "threads", "decode", "source_defaults", "sources", "stages", "sinks")
+KEYS = (
+    "version", "device", "device_memory", "staging", "threads", "decode",
+    "source_defaults", "sources", "stages", "sinks",
+)  # fmt: skip
 DEVICES = ("auto", "cpu", "cuda", "simulated")
 Decode = Literal["auto", "frame", "segments", "linear"]
 
@@ -38,7 +42,8 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|simulated")
 class PipelineConfig:
     """A pipeline as data: what its YAML says, checked, with defaults filled in.
 
-    ``threads`` is the budget of decode threads of the whole pipeline, or None for as many as there are CPUs.
+    ``device_memory`` is the most bytes that it may hold on the device, or None for no limit. ``threads`` is the budget
+    of decode threads of the whole pipeline, or None for as many as there are CPUs.
     ``path`` is the file it came from. ``overwrite`` comes from the command line alone.
     """
 
@@ -46,6 +51,7 @@ class PipelineConfig:
     stages: tuple[Stage, ...] = ()
     sinks: tuple[Sink, ...] = ()
     device: str = "auto"
+    device_memory: int | None = None
     staging: StagingOptions = field(default_factory=StagingOptions)
     threads: int | None = None
     decode: Decode = "auto"
@@ -61,6 +67,7 @@ class PipelineConfig:
             "stages": copy.deepcopy(list(self.stages)),
             "sinks": copy.deepcopy(list(self.sinks)),
             "device": self.device,
+            "device_memory": self.device_memory,
             "staging": self.staging,
             "threads": self.threads,
             "decode": self.decode,
@@ -175,6 +182,7 @@ def _check(tree: Tree, builder: Builder) -> dict[str, Any]:
         defaults = {}
     return {
         "device": _device(tree, data),
+        "device_memory": _plain(tree, data, "device_memory", Bytes | None, None),
         "staging": _staging(tree, data, builder),
         "threads": _threads(tree, data),
         "decode": _plain(tree, data, "decode", Decode, "auto"),

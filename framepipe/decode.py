@@ -17,9 +17,11 @@ from typing import Any
 from framepipe.decoding import MISSES, Decoding
 from framepipe.errors import FramepipeError
 from framepipe.feed import Feed, Unit
-from framepipe.source import Stream
+from framepipe.tracing import OFF, Tracer
 
 _ANNOUNCE_S = 0.01
+_LARGE = 1 << 20
+"""Bytes of a picture that takes much longer to decode than its taker to wake up."""
 
 
 class DecodePool(Decoding):
@@ -29,6 +31,7 @@ class DecodePool(Decoding):
     ``auto``, ``segments``, ``frame`` or ``linear``. At most ``threads`` sources of one ``group`` above 0 (a
     folder) are open at a time. Sources that may stall have a thread each beside the budget: they mostly wait.
     ``crash``, if set, is called with what no source is to blame for; ``tell`` when ``finished`` has got another one.
+    ``help`` takes a frame if it can without waiting and does with it what a taker would; workers call it.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class DecodePool(Decoding):
         min_queue: int = 2,
         min_segment: int | None = None,
         name: str = "framepipe",
+        tracer: Tracer = OFF,
     ) -> None:
         self.feeds = feeds
         self.threads = threads
@@ -54,7 +58,9 @@ class DecodePool(Decoding):
         self.waited_s = 0.0
         self.crash: Callable[[BaseException], None] | None = None
         self.tell: Callable[[], None] = lambda: None
+        self.help: Callable[[], bool] = lambda: False
         self._name = name
+        self._decode_step = tracer.wrap("framepipe.decode", self._step)
         # Guards units, busy, claimed, ended, _active and the two conditions; re-entrant because a signal handler
         # may call `stop` while the same thread is in it.
         self._lock = threading.RLock()
@@ -64,6 +70,8 @@ class DecodePool(Decoding):
         self._alone = any(feed.alone for feed in feeds)
         self._takers_waiting = 0
         self._turn = 0
+        self._nudged = False
+        self._served = 0  # the takers' alone
         self._announced_s = 0.0
         self._active = list(feeds)
         self.finished: deque[Feed] = deque()
@@ -117,55 +125,63 @@ class DecodePool(Decoding):
                     feed.dropped["stopped"] = feed.dropped.get("stopped", 0) + len(unit.out)
                 unit.out.clear()
             feed.units.clear()
-            self._close(feed)
-
-    def _close(self, feed: Feed) -> None:
-        # Generators and decoders go before their container: PyAV crashes when they are used after it.
-        feed.cutter = None
-        feed.spare.clear()
-        for stream in (*feed.retired, feed.stream):
-            if stream is not None:
-                _put_away(feed, stream)
-        feed.retired.clear()
-        feed.stream = None
+            feed.close()
 
     @property
     def members(self) -> list[threading.Thread]:
         """The workers."""
         return self._threads
 
-    # -- taking frames (filler threads, serialised by them) -----------------------------------------------------
+    # -- taking frames --------------------------------------------------------------------------------------------
 
     def take(self, timeout_s: float | None = None) -> tuple[Feed, Any] | None:
-        """The next frame of the ready source that holds least.
+        """The next frame of the ready source that holds least; takers serialise the calls.
 
         None after ``timeout_s``, once the pool stops, or when all is ``exhausted``.
         """
-        feed, stale = self._pick()
-        if feed is None or stale:
-            deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            with self._lock:
-                while True:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.stopping:
+            feed, stale = self._pick()
+            if feed is None or stale:
+                with self._lock:
                     self._advance()
                     feed, _ = self._pick()
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if feed is not None or self.stopping or not self._active or (left is not None and left <= 0):
-                        break
-                    self._takers_waiting += 1
-                    # A worker appends without the lock and then looks at the counter: look once more.
-                    if self._pick()[0] is None:
-                        self._frames.wait(left)
-                    self._takers_waiting -= 1
-        if feed is None or self.stopping:
-            return None
+            if feed is not None:
+                return self._pop(feed)
+            left = None if deadline is None else deadline - time.monotonic()
+            if not self._active or (left is not None and left <= 0):
+                break
+            self.wait(left)
+        return None
+
+    def _pop(self, feed: Feed) -> tuple[Feed, Any]:
+        self._served += 1  # of those that hold as little, the next time another one
         head = feed.units[0]
         feed.shift = head.offset
-        out = head.out
-        frame = out.popleft()
-        if self._workers_waiting and len(out) <= feed.limit // 2:
+        frame = head.out.popleft()
+        if self._workers_waiting and len(head.out) <= feed.limit // 2:
             with self._lock:
                 self._wake()
         return feed, frame
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return once there is a frame to take, nothing more comes, `nudge` is called or the time is over. Any thread.
+
+        It may return early.
+        """
+        with self._lock:
+            self._advance()
+            self._takers_waiting += 1
+            if not (self._nudged or self.stopping or not self._active or self._pick()[0] is not None):
+                self._frames.wait(timeout_s)
+            self._takers_waiting -= 1
+            self._nudged = False
+
+    def nudge(self) -> None:
+        """Make one thread return from `wait`, now or the next time."""
+        with self._lock:
+            self._nudged = True
+            self._frames.notify()
 
     @property
     def exhausted(self) -> bool:
@@ -186,7 +202,9 @@ class DecodePool(Decoding):
     def _pick(self) -> tuple[Feed | None, bool]:
         best: Feed | None = None
         stale = False
-        for feed in self._active:
+        active = self._active  # replaced as a whole when a feed ends
+        for offset in range(len(active)):
+            feed = active[(self._served + offset) % len(active)]
             units = feed.units
             if not units:
                 stale = stale or feed.ended
@@ -208,11 +226,11 @@ class DecodePool(Decoding):
                 feed.units.popleft()
                 changed = True
             while feed.retired and all(unit.stream is not feed.retired[0] for unit in feed.units):
-                _put_away(feed, feed.retired.pop(0))
+                feed.put_away(feed.retired.pop(0))
             self._settle(feed)
             if feed.ended and not feed.units and not feed.claimed:
                 self._active = [other for other in self._active if other is not feed]
-                self._close(feed)
+                feed.close()
                 self.finished.append(feed)
                 self.tell()
                 changed = True
@@ -253,7 +271,7 @@ class DecodePool(Decoding):
             feed, unit = job
             try:
                 if unit is not None:
-                    self._step(feed, unit)
+                    self._decode_step(feed, unit)
                 elif feed.cutter is None or feed.input_ended:
                     self._open(feed)
                 else:
@@ -348,40 +366,22 @@ class DecodePool(Decoding):
             # Threads that serve one source alone wait here too, and would keep the message to themselves.
             self._work.notify(len(self._threads) if self._alone else 1)
 
-    def _give_up(self, feed: Feed, error: FramepipeError) -> None:
-        with self._lock:
-            if not self.stopping:  # a stop looks like the end of the input, and that like damage
-                feed.error = feed.error or error
-            feed.over = True
-            feed.loops_left = 0
-            feed.input_ended = True
-            for unit in feed.units:
-                unit.done = True
-
     def _announce(self, feed: Feed, unit: Unit) -> None:
-        if not self._takers_waiting or feed.units[0] is not unit:
-            return
-        # Waking the three threads behind costs as much as decoding a small picture, so they are woken for several
-        # at once: when the queue is half full, when the worker puts the unit down, or after a hundredth of a second.
-        now = time.monotonic()
-        if feed.alone or len(unit.out) >= feed.limit // 2 or now - self._announced_s >= _ANNOUNCE_S:
+        # Waking the three threads behind costs as much as decoding a small picture, so small ones are handed on by the
+        # dozen: when the queues are half full, when the worker puts the unit down, or after a hundredth of a second.
+        if feed.frame_nbytes < _LARGE and not feed.alone:
+            now = time.monotonic()
+            if now - self._announced_s < _ANNOUNCE_S and self._waiting() < feed.limit // 2:
+                return
             self._announced_s = now
+        if len(self._active) > 1:  # one file's threads decode ahead, and have better things to do
+            for _ in range(4 if feed.frame_nbytes >= _LARGE else feed.limit):
+                if not self.help():
+                    break
+        if self._takers_waiting and self._pick()[0] is not None:
             with self._lock:
                 self._frames.notify()
 
-    def _width(self, feed: Feed) -> int:
-        share = max(1, self.threads // max(1, len(self._active)))
-        own = getattr(feed.source, "threads", None)
-        return share if own is None else min(own, share)
-
-    def _others(self, feed: Feed) -> int:
-        return len(self._active) - 1
-
-
-def _put_away(feed: Feed, stream: Stream) -> None:
-    """Close a stream that is read no more; one that cannot be closed costs nobody anything but a warning."""
-    feed.packets_read += getattr(stream, "packets_read", 0)
-    try:
-        stream.close()
-    except Exception as error:
-        feed.warnings.append(f"closing failed: {type(error).__name__}: {error}")
+    def _waiting(self) -> int:
+        """Frames that can be taken now (a copy of the units, since takers remove heads meanwhile)."""
+        return sum(len(unit.out) for feed in self._active for unit in tuple(feed.units)[:1])

@@ -46,6 +46,7 @@ class Decoding(ABC):
     min_segment: int | None
     stopping: bool
     _lock: threading.RLock
+    _active: list[Feed]
 
     @abstractmethod
     def _room(self, feed: Feed, unit: Unit) -> bool:
@@ -55,13 +56,26 @@ class Decoding(ABC):
     def _announce(self, feed: Feed, unit: Unit) -> None:
         """A picture was put out."""
 
-    @abstractmethod
     def _width(self, feed: Feed) -> int:
         """How many threads may work on the source at once."""
+        share = max(1, self.threads // max(1, len(self._active)))
+        own = getattr(feed.source, "threads", None)
+        return share if own is None else min(own, share)
 
-    @abstractmethod
     def _others(self, feed: Feed) -> int:
         """How many other sources are being decoded."""
+        return len(self._active) - 1
+
+    def _give_up(self, feed: Feed, error: FramepipeError) -> None:
+        """The source has failed: what was decoded is still delivered."""
+        with self._lock:
+            if not self.stopping:  # a stop looks like the end of the input, and that like damage
+                feed.error = feed.error or error
+            feed.over = True
+            feed.loops_left = 0
+            feed.input_ended = True
+            for unit in feed.units:
+                unit.done = True
 
     def _open(self, feed: Feed) -> None:
         """Open the source (again): its first unit, and a cutter where it is decoded in segments."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from framepipe.chain import Chain, stage_error
+from framepipe.chain import Chain, locate, stage_error
 from framepipe.decode import DecodePool
 from framepipe.device.base import Device
 from framepipe.errors import FramepipeError, SinkError
@@ -17,6 +17,8 @@ from framepipe.feed import Feed
 from framepipe.frame import Batch, Frame, Item
 from framepipe.running import InFlight, Runner, count, lose
 from framepipe.sink import Sink
+from framepipe.stage import ArraySpec
+from framepipe.tracing import OFF, Tracer
 
 
 class Delivery:
@@ -88,6 +90,7 @@ class Deliverer:
         sinks: Sequence[Sink],
         delivery: Delivery | None,
         fail: Callable[[BaseException], None],
+        tracer: Tracer = OFF,
     ) -> None:
         self.runner = runner
         self.device = runner.device
@@ -97,6 +100,8 @@ class Deliverer:
         self.waited_s = 0.0
         self._failed = False  # a batch failed here: what comes behind it is dropped
         self._fail = fail
+        self._writes = [(sink, tracer.wrap(f"framepipe.write {sink.type_name}", sink.write)) for sink in self.sinks]
+        self._read_back = tracer.wrap("framepipe.read-back", self._download)
         self._ending: deque[Feed] = deque()
 
     def run(self) -> None:
@@ -124,6 +129,7 @@ class Deliverer:
                 self._hand_over(frame, on_host)
         except BaseException as error:
             self._failed = True
+            locate(error, batch.items, flight.chain)
             lose(waiting, error)
             raise
 
@@ -136,7 +142,9 @@ class Deliverer:
             if self._failed:
                 raise Abandoned
             self._collect(flight.chain, flight.batch, flight.host)
-            host = self._to_host(flight.chain, flight.batch)
+            host = self._to_host(flight.chain, flight.batch, flight.host)
+            for name, timer in flight.timed:
+                self.runner.device_durations[name].add(timer.seconds())
         finally:
             flight.token.stamp = self.device.stamp()
             self.runner.tokens.put(flight.token)
@@ -152,9 +160,9 @@ class Deliverer:
             if not link.collects:
                 continue
             for name in link.stage.readback:
-                batch.host[name] = self._small(name, batch, host)
+                batch.host[name] = self._small(name, chain, batch, host)
             try:
-                link.stage.collect(batch)
+                link.collect(batch)
             except FramepipeError:
                 raise
             except Exception as error:
@@ -164,28 +172,29 @@ class Deliverer:
         for name in [name for name in batch.arrays if name not in chain.kept]:
             del batch.arrays[name]
 
-    def _small(self, name: str, batch: Batch, host: dict[str, Any]) -> Any:
+    def _small(self, name: str, chain: Chain, batch: Batch, host: dict[str, Any]) -> Any:
         if self.device.host_shared:
             return batch.arrays[name]
         if name not in host:
-            return self._download(batch.arrays[name])
+            return self._read_back(batch.arrays[name], chain.flow.arrays[name])
         self.device.host_access(host[name], write=False)
         return host[name]
 
-    def _download(self, array: Any) -> Any:
+    def _download(self, array: Any, spec: ArraySpec) -> Any:
         back = self.runner.back
-        host = self.device.host_output(array.shape, array.dtype)
+        host = self.runner.host_memory(spec, len(array))
         self.device.download(host, array, back)
         back.synchronize()
         self.device.host_access(host, write=False)
         return host
 
-    def _to_host(self, chain: Chain, batch: Batch) -> dict[str, Any]:
-        """What host sinks read, as numpy arrays."""
+    def _to_host(self, chain: Chain, batch: Batch, host: dict[str, Any]) -> dict[str, Any]:
+        """What host sinks read, as numpy arrays; what late stages wrote is read back now."""
         if self.device.host_shared:
             return batch.arrays
         names = {name for sink in self.sinks if sink.host for name in sink.reads if name in batch.arrays}
-        return {name: self._download(batch.arrays[name]) for name in sorted(names)}
+        early = {name: array for name, array in host.items() if name not in chain.late_writes}
+        return {name: self._small(name, chain, batch, early) for name in sorted(names)}
 
     def _frames(self, chain: Chain, batch: Batch, host: dict[str, Any]) -> deque[tuple[Frame, Frame]]:
         shared = self.device.host_shared
@@ -207,9 +216,9 @@ class Deliverer:
         if item.filtered_by is not None:
             count(item, "filtered", item.filtered_by)
             return
-        for sink in self.sinks:
+        for sink, write in self._writes:
             try:
-                sink.write(on_host if sink.host else frame)
+                write(on_host if sink.host else frame)
             except BaseException as error:
                 count(item, "failed", sink.type_name)
                 if isinstance(error, FramepipeError):

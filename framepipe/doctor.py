@@ -14,11 +14,13 @@ import platform
 import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from framepipe import __version__
+from framepipe.device._packages import install_line, newest_cuda
 from framepipe.units import format_bytes
 
 DECODERS = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores", "ffv1", "gif", "png")
@@ -35,12 +37,16 @@ ENCODERS = (
     "aac",
 )
 _CUPY = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-7-0", "cupy")
+_TOO_OLD = "cudaErrorInsufficientDriver"
+"""What CUDA says of a driver that is too old, and where there is none."""
+_NO_DRIVER = "there is no NVIDIA driver"
 _NO_LIMIT = 1 << 60
 """cgroup version 1 writes a number near 2**63 for "no limit"."""
 
 
 def examine() -> dict[str, Any]:
     """Everything that is known of this machine, as plain JSON values, and ``advice``."""
+    gpu = _gpu()
     found: dict[str, Any] = {
         "framepipe": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()}, {sys.executable})",
@@ -49,8 +55,8 @@ def examine() -> dict[str, Any]:
         "cpu": _cpu(),
         "memory": _memory(),
         "video": _video(),
-        "gpu": _gpu(),
-        "cupy": _cupy(),
+        "gpu": gpu,
+        "cupy": _cupy(gpu),
         "optional": {name: _version(name) for name in ("pyarrow", "nvidia-ml-py")},
     }
     found["device"], found["why"] = _expected_device(found)
@@ -224,7 +230,7 @@ json.dump({"works": works, "error": error, "cuda": version}, sys.stdout)
 """
 
 
-def _cupy() -> dict[str, Any]:
+def _cupy(gpu: Mapping[str, Any]) -> dict[str, Any]:
     """Which CuPy packages are installed, and whether one compiles and runs a kernel, tried in a child process."""
     packages = {name: version for name in _CUPY if (version := _version(name))}
     out: dict[str, Any] = {"packages": packages, "works": None, "error": None, "cuda": None}
@@ -234,6 +240,8 @@ def _cupy() -> dict[str, Any]:
             out.update(json.loads(text))
         except ValueError:
             out.update(works=False, error="the attempt crashed or took longer than two minutes")
+        if not gpu["driver"] and any(sign in str(out["error"]) for sign in (_TOO_OLD, "libcuda.so", "nvcuda.dll")):
+            out["error"] = _NO_DRIVER
     return out
 
 
@@ -256,12 +264,11 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
     if found["video"]["pyav"] is None:
         yield f"PyAV cannot be imported ({found['video']['error']}): pip install av"
     if gpu["devices"] and not cupy["packages"]:
-        yield f"for the GPU: {_cupy_line(gpu['driver'])}"
+        yield f"for the GPU: {_cupy_line(gpu)}"
     if len(cupy["packages"]) > 1:
-        names = " ".join(cupy["packages"])
-        yield f"several CuPy packages hide each other: pip uninstall {names}, then {_cupy_line(gpu['driver'])}"
-    if cupy["packages"] and not cupy["works"] and gpu["devices"]:
-        yield from _cupy_trouble(cupy, gpu)
+        yield f"several CuPy packages hide each other: {_cupy_line(gpu, cupy)}"
+    elif cupy["packages"] and not cupy["works"]:
+        yield from _cupy_trouble(cupy, gpu, found["wsl"])
     if found["wsl"] and gpu["devices"]:
         yield "WSL 2 page-locks only about 1 GB in all, for every process: keep slots and batch small"
     if any(device["driver_model"] == "WDDM" for device in gpu["devices"]):
@@ -275,18 +282,36 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
         yield 'for the parquet sink: pip install "framepipe[parquet]"'
 
 
-def _cupy_line(driver: str | None) -> str:
-    """The pip line of a CuPy that needs no CUDA toolkit; tried under a CUDA 13 driver too. CUDA 12 needs driver 525."""
-    major = (driver or "").split(".")[0]
-    if major.isdigit() and int(major) < 525:
-        return f"the driver {driver} is too old for CUDA 12: update it (525 or newer)"
-    return "pip install cupy-cuda12x nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12"
+def _cupy_line(gpu: Mapping[str, Any], cupy: Mapping[str, Any] | None = None) -> str:
+    """What to do for a CuPy that suits the driver and every GPU."""
+    cuda = newest_cuda(gpu["driver"])
+    old = [device for device in gpu["devices"] if _capability(device) < (7, 5)]
+    if cuda is not None and old:
+        cuda = min(cuda, 12)  # CUDA 13 compiles for nothing before Turing, whose compute capability is 7.5
+    return install_line(cuda, list(cupy["packages"]) if cupy else ())
 
 
-def _cupy_trouble(cupy: Mapping[str, Any], gpu: Mapping[str, Any]) -> Iterator[str]:
-    yield f"CuPy is installed but does not work ({cupy['error']})"
-    cache = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~")
+def _capability(device: Mapping[str, Any]) -> tuple[int, ...]:
+    numbers = str(device["compute_capability"]).split(".")
+    return tuple(int(number) for number in numbers) if all(number.isdigit() for number in numbers) else (0,)
+
+
+def _cupy_trouble(cupy: Mapping[str, Any], gpu: Mapping[str, Any], wsl: bool) -> Iterator[str]:
+    if cupy["error"] == _NO_DRIVER:
+        where = "in Windows, and none in Linux" if wsl else "on this machine"
+        yield f"CuPy is installed, but {_NO_DRIVER}: install one {where}, or go on with the CPU"
+        return
+    if gpu["driver"] and not gpu["devices"]:
+        yield f"the NVIDIA driver {gpu['driver']} shows no GPU: see nvidia-smi; a container must be given its GPUs"
+        return
+    error = str(cupy["error"])
+    yield f"CuPy is installed but does not work ({error})"
+    cache, packages = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~"), sysconfig.get_path("platlib")
     if not cache.isascii():
         yield f"CuPy cannot compile under {cache!r}: set CUPY_CACHE_DIR to a folder with plain ASCII letters"
-    elif "nvrtc" in str(cupy["error"]).lower() or "include" in str(cupy["error"]).lower():
-        yield f"the CUDA compiler or its headers are missing: {_cupy_line(gpu['driver'])}"
+    if not packages.isascii():
+        yield f"CuPy may not compile from {packages!r}: make the environment in a folder with plain ASCII letters"
+    if _TOO_OLD in error:
+        yield f"CuPy is for a newer driver than {gpu['driver']}: {_cupy_line(gpu, cupy)}"
+    elif "nvrtc" in error.lower() or "include" in error.lower():
+        yield f"the CUDA compiler or its headers are missing, or do not know this GPU: {_cupy_line(gpu, cupy)}"

@@ -22,6 +22,7 @@ from framepipe.running import SOURCE_ENDED, Runner, count
 from framepipe.sink import Sink, SinkContext
 from framepipe.stage import Stage
 from framepipe.stager import Stager, StagingOptions
+from framepipe.tracing import OFF, Tracer
 
 
 class Engine:
@@ -45,6 +46,7 @@ class Engine:
         wanted: set[str] | None,
         delivery: Delivery | None,
         name: str,
+        tracer: Tracer = OFF,
     ) -> None:
         self.device = device
         self.pool = pool
@@ -53,11 +55,13 @@ class Engine:
         self.context = context
         self.delivery = delivery
         self.name = name
-        self.chains = Chains(stages, wanted)
+        self.chains = Chains(stages, wanted, tracer)
         self.ring = Ring(slots, device.stamp, device.observe)
-        self.fillers = Fillers(pool, self.ring, stager, options, self.fail)
-        self.runner = Runner(device, self.ring, stager, self.chains, options.depth, self.fail)
-        self.deliverer = Deliverer(self.runner, pool, sinks, delivery, self.fail)
+        self.fillers = Fillers(pool, self.ring, stager, options, self.fail, tracer)
+        on_host = {name for sink in sinks if sink.host for name in sink.reads}
+        self.runner = Runner(device, self.ring, stager, self.chains, options.depth, self.fail, on_host, tracer)
+        self.deliverer = Deliverer(self.runner, pool, sinks, delivery, self.fail, tracer)
+        self.fillers.latest_chain = lambda: self.runner.chain
         self.error: BaseException | None = None
         self.stopping = False
         self.finished = threading.Event()
@@ -80,7 +84,7 @@ class Engine:
 
     def _start_others(self) -> None:
         self.pool.start()
-        for number in range(self.options.fillers):
+        for number in range(self.fillers.threads):
             self._spawn(f"filler-{number}", self.fillers.run)
         self._spawn("runner", self.runner.run)  # last: it needs the sink thread at work
 
@@ -159,13 +163,14 @@ class Engine:
 
     def _drop_the_rest(self) -> None:
         """Enter what was taken and came no further."""
+        self.fillers.close()
         if self.fillers.held is not None:
             count(self.fillers.held[2], "dropped", "stopped")
             self.fillers.held = None
         for slot in self.ring.leftover():
             for item in slot.items:
                 count(item, "dropped", "stopped")
-            slot.items, slot.frames = (), ()
+            slot.items, slot.frames = (), []
 
 
 def _told(error: BaseException) -> str:

@@ -70,6 +70,10 @@ class DeviceError(FramepipeError, RuntimeError):
     """A device failed."""
 
 
+class DeviceMemoryError(DeviceError, MemoryError):
+    """Device memory is exhausted, or a limit set on it is reached; the message says what was wanted and what helps."""
+
+
 class DeviceUnavailableError(DeviceError):
     """A device was asked for that this machine does not have; the message says what would help."""
 

@@ -111,6 +111,24 @@ class Feed:
             self.round_pts = self.offset + self.cutter.top_pts
         self.input_ended, self.cutter = True, None
 
+    def close(self) -> None:
+        """Close what was opened; generators and decoders before their container: PyAV crashes when used after it."""
+        self.cutter = None
+        self.spare.clear()
+        for stream in (*self.retired, self.stream):
+            if stream is not None:
+                self.put_away(stream)
+        self.retired.clear()
+        self.stream = None
+
+    def put_away(self, stream: Stream) -> None:
+        """Close a stream that is read no more; one that cannot be closed costs nobody anything but a warning."""
+        self.packets_read += getattr(stream, "packets_read", 0)
+        try:
+            stream.close()
+        except Exception as error:
+            self.warnings.append(f"closing failed: {type(error).__name__}: {error}")
+
     @property
     def in_flight(self) -> int:
         """Frames taken and not yet through the sinks."""

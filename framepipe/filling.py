@@ -1,8 +1,12 @@
-"""Filler threads: frames of ready sources into slots.
+"""Filling: frames of ready sources into slots.
 
-A filler owns a whole slot: it takes frames of the ready source that holds least until the slot's batch is full,
-another spec comes, or the batch has waited long enough; then it waits for the slot's fence and copies, outside any
-lock, and commits. One filler at a time takes frames; several copy.
+A batch is formed a frame at a time, under a lock: the next frame is that of the ready source which holds least, and it
+gets the next place in the open slot. It is copied outside the lock by the thread that took it, behind the slot's fence;
+whoever is the last to finish a slot that takes no more commits it. So pictures of one batch are copied side by side.
+
+Filler threads wait for frames, for slots and for a batch's time to run out. With ``fillers: auto`` there is one of them
+and the decoding threads fill, too, what can be filled without waiting: a picture that was just decoded is copied while
+it is in that core's cache, no thread has to be woken for it, and no more threads are busy than the budget says.
 """
 
 from __future__ import annotations
@@ -13,18 +17,43 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from framepipe.chain import Chain, locate
 from framepipe.decode import DecodePool
 from framepipe.feed import Feed
 from framepipe.frame import FrameSpec, Item
 from framepipe.ring import Ring, Slot, affordable
 from framepipe.stager import Stager, StagingOptions
+from framepipe.tracing import OFF, Tracer
+from framepipe.units import format_bytes
+
+
+class _Forming:
+    """A slot that is being filled: ``missing`` pictures of it are taken and not yet copied."""
+
+    __slots__ = ("closed", "deadline", "items", "missing", "slot", "spec", "stamp")
+
+    def __init__(self, slot: Slot, spec: FrameSpec, deadline: float, stamp: Any) -> None:
+        self.slot, self.spec, self.deadline, self.stamp = slot, spec, deadline, stamp
+        self.items: list[Item] = []
+        self.missing = 0
+        self.closed = False
+
+
+class _Job:
+    """Frames to be copied to a batch, from picture ``at`` on."""
+
+    __slots__ = ("at", "batch", "frames")
+
+    def __init__(self, batch: _Forming, at: int) -> None:
+        self.batch, self.at = batch, at
+        self.frames: list[Any] = []
 
 
 class Fillers:
-    """What the filler threads share.
+    """What the threads that fill share.
 
-    ``waited_s`` is how long they waited for decoded frames, ``replans`` how often memory had to be made anew because
-    the input grew.
+    ``waited_s`` is how long filler threads waited for decoded frames, ``replans`` how often memory had to be made anew
+    because the input grew.
     """
 
     def __init__(
@@ -34,106 +63,170 @@ class Fillers:
         stager: Stager,
         options: StagingOptions,
         fail: Callable[[BaseException], None],
+        tracer: Tracer = OFF,
     ) -> None:
         self.pool = pool
         self.ring = ring
         self.stager = stager
+        self.device = stager.device
         self.options = options
+        self.threads = 1 if options.fillers == "auto" else options.fillers
         self.waited_s = 0.0
         self.replans = 0
         self.held: tuple[Feed, Any, Item, FrameSpec] | None = None
-        """A frame that was taken and did not fit the batch before it."""
+        """A frame that was taken and has no place yet."""
+        self.latest_chain: Callable[[], Chain | None] = lambda: None
         self._fail = fail
-        self._forming = threading.Lock()  # guards held, the order of slots, and the calls to pool.take
-        self._open = options.fillers
+        self._fill = tracer.wrap("framepipe.fill", stager.fill)
+        self._taking = threading.Lock()  # guards held, _batch, _planned, _running, the order of slots and pool.take
+        self._counting = threading.Lock()  # guards missing, closed and stamp of every batch; taken last
+        self._batch: _Forming | None = None
+        self._running = self.threads
         self._planned = False
+        if options.fillers == "auto":
+            pool.help = self.help
 
     def run(self) -> None:
         """The body of one filler thread."""
         try:
             while True:
-                with self._forming:
-                    formed = self._form()
-                if formed is None:
-                    return
-                slot, frames, spec = formed
-                try:
-                    # Asked first: waiting lets go of the interpreter lock even for what is long done.
-                    if slot.fence is not None and not slot.fence.done():
-                        slot.fence.synchronize()
-                    self.stager.fill(frames, slot, spec)
-                except BaseException as error:
-                    self._fail(error)  # before the commit: it ends the ring, so that nobody takes an unfilled slot
-                    return
-                finally:
-                    del formed, frames  # a filler that waits for the next frame must not keep this one's memory
-                    self.ring.commit(slot)
+                with self._taking:
+                    job = self._take(self.options.batch, wait=True)
+                    if job is None and self._at_end():
+                        return
+                    left_s = None if self._batch is None else max(0.0, self._batch.deadline - time.monotonic())
+                if job is not None:
+                    self._copy(job)
+                    del job  # a filler that waits for the next frame must not keep this one's memory
+                else:
+                    began = time.perf_counter()
+                    self.pool.wait(left_s)
+                    self.waited_s += time.perf_counter() - began
         except BaseException as error:
             self._fail(error)
         finally:
-            with self._forming:
-                self._open -= 1
-                if not self._open:
+            with self._taking:
+                self._running -= 1
+                if not self._running:
+                    self.close()
                     self.ring.shutdown(drain=True)
 
-    def _form(self) -> tuple[Slot, list[Any], FrameSpec] | None:
-        """A slot and the frames for it, its memory planned; None at the end."""
-        slot = self.ring.acquire()
-        if slot is None:
-            return None
-        frames: list[Any] = []
-        items: list[Item] = []
-        ready = False
+    def help(self) -> bool:
+        """Fill one picture if it can be done without waiting; False if not. Decoding threads."""
+        if not self._taking.acquire(blocking=False):
+            return False
         try:
-            spec = self._gather(frames, items)
-            if spec is not None:
-                slot.spec = spec
-                ready = (self._planned and self.stager.fits(spec)) or self._plan(slot, spec)
+            job = self._take(1, wait=False)
         except BaseException as error:
             self._fail(error)
-        slot.items = items
-        if not ready or spec is None:
-            self.ring.commit(slot)  # empty at the end; else the ring has ended, and what is in it is dropped
-            return None
-        return slot, frames, spec
+            return False
+        finally:
+            self._taking.release()
+        if job is None:
+            return False
+        if not job.at and not job.batch.closed:
+            self.pool.nudge()  # a filler has to know when the time of this batch runs out
+        self._copy(job)
+        return True
 
-    def _gather(self, frames: list[Any], items: list[Item]) -> FrameSpec | None:
-        """Take frames for one batch: a full one, or a partial one at a change of spec, a time-out or the end."""
-        spec: FrameSpec | None = None
-        deadline = 0.0
-        while len(frames) < self.options.batch:
-            if self.held is not None:
-                (feed, frame, item, own), self.held = self.held, None
-            else:
-                left = max(0.0, deadline - time.monotonic()) if frames else None
-                began = time.perf_counter()
-                got = self.pool.take(left)
-                self.waited_s += time.perf_counter() - began
-                if got is None:
-                    if frames or self.pool.stopping or self.pool.exhausted:
-                        break
-                    continue
-                feed, frame = got
-                selected = select(self.pool, feed, frame)
-                if selected is None:
-                    continue
-                item, own = selected
-            if spec is not None and own is not spec and own != spec:
-                self.held = (feed, frame, item, own)
+    def close(self) -> None:
+        """The open batch takes no more. Lock held, or every thread has ended."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            with self._counting:
+                batch.closed = True
+                self._finish(batch)
+
+    def _at_end(self) -> bool:
+        """Lock held: nothing more comes, or nobody wants it."""
+        return self.ring.aborted or (self.pool.exhausted and self.held is None and self._batch is None)
+
+    def _take(self, limit: int, *, wait: bool) -> _Job | None:
+        """Lock held: up to ``limit`` frames that are there, and their place in one slot; ``wait`` for the slot."""
+        job: _Job | None = None
+        while job is None or (len(job.frames) < limit and not job.batch.closed):
+            got = self._next()
+            if got is None:
                 break
-            if spec is None:
-                spec = own
-                if self.options.batch > 1:
-                    deadline = time.monotonic() + self.options.batch_timeout_s
-            frames.append(frame)
-            items.append(item)
-        return spec
+            spec, batch = got[3], self._batch
+            if batch is not None and batch.spec is not spec and batch.spec != spec:
+                self.close()
+                batch = None
+            self.held = got  # until it has a place: there may be none, now or at all
+            if batch is None and (job is not None or (batch := self._begin(spec, wait)) is None):
+                break
+            self.held = None
+            if job is None:
+                job = _Job(batch, len(batch.items))
+            with self._counting:
+                batch.missing += 1
+            batch.items.append(got[2])
+            job.frames.append(got[1])
+            if len(batch.items) == self.options.batch:
+                self.close()
+        if self._batch is not None and (time.monotonic() >= self._batch.deadline or self.pool.exhausted):
+            self.close()
+        return job
+
+    def _next(self) -> tuple[Feed, Any, Item, FrameSpec] | None:
+        """Lock held: the next frame that its source wants; None if there is none now."""
+        if self.held is not None:
+            got, self.held = self.held, None
+            return got
+        while (taken := self.pool.take(0)) is not None:
+            selected = select(self.pool, *taken)
+            if selected is not None:
+                return *taken, *selected
+        return None
+
+    def _begin(self, spec: FrameSpec, wait: bool) -> _Forming | None:
+        """Lock held: open a slot for pictures of ``spec``; None if there is no slot (now), or no room in it yet."""
+        fits = self._planned and self.stager.fits(spec)
+        slot = self.ring.acquire(wait=wait) if fits or wait else None
+        if slot is None:
+            return None
+        if not fits and not self._plan(slot, spec):
+            self.ring.commit(slot)  # empty: the ring has ended
+            return None
+        slot.spec = spec
+        if self.stager.holds_frames:
+            slot.frames = [None] * self.options.batch
+        deadline = time.monotonic() + self.options.batch_timeout_s if self.options.batch > 1 else 0.0
+        self._batch = _Forming(slot, spec, deadline, self.device.stamp())
+        return self._batch
+
+    def _copy(self, job: _Job) -> None:
+        """Fill a job's pictures, no lock held."""
+        batch, slot = job.batch, job.batch.slot
+        try:
+            with self._counting:
+                self.device.observe(batch.stamp)
+            # Asked first: waiting lets go of the interpreter lock even for what is long done.
+            if slot.fence is not None and not slot.fence.done():
+                slot.fence.synchronize()
+            for i, frame in enumerate(job.frames, job.at):
+                self._fill(frame, i, slot, batch.spec)
+        except BaseException as error:
+            locate(error, batch.items[job.at :], self.latest_chain())  # a fence tells what stages did
+            self._fail(error)  # before the commit: it ends the ring, so that nobody takes an unfilled slot
+        with self._counting:
+            batch.missing -= len(job.frames)
+            self._finish(batch)
+
+    def _finish(self, batch: _Forming) -> None:
+        """Counting: hand on what the calling thread knows, and the batch itself once it is full and copied."""
+        self.device.observe(batch.stamp)
+        batch.stamp = self.device.stamp()
+        if batch.closed and not batch.missing:
+            batch.slot.items = batch.items
+            self.ring.commit(batch.slot)
 
     def _plan(self, slot: Slot, spec: FrameSpec) -> bool:
         """Make slots large enough for ``spec``, with every slot idle; False once the ring is shut down."""
         others = self.ring.gather(slot)
         if others is None:
             return False
+        others = self._within_limit(slot, others, spec)
         if self.stager.plan(spec, self.ring.slots) and self._planned:
             self.replans += 1
         if self.stager.holds_frames and self.options.slots == "auto":
@@ -141,6 +234,26 @@ class Fillers:
         self._planned = True
         self.ring.scatter(others)
         return True
+
+    def _within_limit(self, mine: Slot, others: list[Slot], spec: FrameSpec) -> list[Slot]:
+        """Of the idle slots those that stay, where there is little memory to page-lock and nobody said how many."""
+        limit = self.stager.device.host_limit_nbytes
+        if limit is None or self.options.slots != "auto" or not self.stager.pinned:
+            return others
+        each = spec.nbytes * self.options.batch
+        stay = max(2, limit // each)
+        if stay > len(others):
+            return others
+        over = "to stay within" if stay * each <= limit else "the least there can be, still beyond the"
+        self.stager.device.warnings.append(
+            f"this system (WSL 2) page-locks little memory, so the ring has {stay} slots of {format_bytes(each)} "
+            f"instead of {len(others) + 1}, {over} {format_bytes(limit)} that it can be expected to give; a smaller "
+            "batch makes smaller slots"
+        )
+        others = others[: stay - 1]
+        self.ring.keep([mine, *others])
+        self.stager.slots = stay
+        return others
 
 
 def select(pool: DecodePool, feed: Feed, frame: Any) -> tuple[Item, FrameSpec] | None:

@@ -70,6 +70,12 @@ class RecyclingPool:
             self.made += 1
         return np.asarray(_Lease(self, block, shape, dtype))
 
+    def reserve(self, nbytes: int, count: int) -> None:
+        """Make ``count`` blocks of ``nbytes`` now."""
+        blocks = [self._new(nbytes) for _ in range(count)]
+        self.made += count
+        self._free.setdefault(nbytes, deque()).extend(blocks)
+
     def trim(self) -> None:
         """Let go of every block that nobody holds (sizes change when the input does)."""
         for free in list(self._free.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from queue import Empty
 from types import TracebackType
 from typing import Any, Literal
 
-from framepipe import chain, parts, registry
+from framepipe import chain, parts, registry, tracing
 from framepipe.decode import DecodePool
 from framepipe.delivering import Delivery
 from framepipe.device import select
@@ -30,11 +31,12 @@ from framepipe.sinks._output import check_outputs
 from framepipe.source import Source
 from framepipe.stage import Stage
 from framepipe.stager import StagingOptions
-from framepipe.summary import Summary
+from framepipe.summary import Snapshots, Summary
 
 _SLICE_S = 0.1
 """The main thread never waits longer in one go: before Python 3.14 a lock wait on Windows ignores Ctrl-C."""
 _numbers = count(1)
+_log = logging.getLogger("framepipe")
 _alive: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
@@ -55,8 +57,10 @@ class Pipeline:
 
     ``sources`` are `Source` objects, or strings as in YAML; ``stages`` and ``sinks`` are objects, or names of ones
     that need no parameter; a callable among ``sinks`` gets every frame. ``staging`` is a strategy's name, the
-    ``staging:`` block as a mapping, or `StagingOptions`. ``threads`` is the budget of decoding threads (by default
-    the CPUs this process may use), ``decode`` how one file is decoded (auto, segments, frame, linear).
+    ``staging:`` block as a mapping, or `StagingOptions`. ``device_memory`` is the most that it may hold on the device,
+    in bytes or as in ``"4GB"``. ``threads`` is the budget of decoding threads (by default as many as the process may
+    use CPUs; beside a GPU one in eight is left free), ``decode`` how one file is decoded (auto, segments, frame,
+    linear). ``nvtx`` marks what the threads do for Nsight Systems, as ranges named ``framepipe.…``; it needs CuPy.
 
     Raises `ConfigError` where the parts do not fit, before anything is opened.
     """
@@ -68,6 +72,7 @@ class Pipeline:
         sinks: Sequence[Sink | str | Callable[[Frame], Any]] = (),
         *,
         device: str = "auto",
+        device_memory: int | str | None = None,
         staging: str | Mapping[str, Any] | StagingOptions = "auto",
         threads: int | None = None,
         decode: Literal["auto", "segments", "frame", "linear"] = "auto",
@@ -75,6 +80,7 @@ class Pipeline:
         queue: int = 4,
         ahead_bytes: int | None = None,
         name: str | None = None,
+        nvtx: bool = False,
     ) -> None:
         self.name = name or f"framepipe-{next(_numbers)}"
         self.report: RunReport | None = None
@@ -84,8 +90,9 @@ class Pipeline:
         self._stages = [parts.make_stage(stage) for stage in stages]
         self._sinks: list[Sink] = [parts.make_sink(sink) for sink in sinks]
         self._device = select.choose(device)  # an unknown or absent one is a mistake now, not at the first frame
+        self._device_memory = parts.make_device_memory(device_memory)
         self._options = parts.make_options(staging)
-        self._threads = threads if threads is not None else parts.cpus()
+        self._threads = threads if threads is not None else parts.decode_threads(self._device.kind)
         if self._threads < 1:
             raise ConfigError(f"threads is {self._threads}; it must be at least 1")
         self._decode = decode
@@ -96,6 +103,9 @@ class Pipeline:
         self._feeds: list[Feed] = []
         self._infos: dict[str, SourceInfo] = {}
         self._summary: Summary | None = None
+        self._snapshots = Snapshots()
+        self._tracer = tracing.nvtx() if nvtx else tracing.OFF
+        self._tell: Callable[[str], None] = _log.info
         self._stopped = False
         self._closed = False
         self._iterating = False
@@ -103,12 +113,19 @@ class Pipeline:
 
     # -- running ------------------------------------------------------------------------------------------------
 
-    def run(self, progress: Callable[[Statistics], None] | None = None) -> RunReport:
+    def run(
+        self,
+        progress: Callable[[Statistics], None] | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> RunReport:
         """Run to the end and return the report.
 
-        ``progress`` is called about four times a second, in this thread. Raises the first error of a stage, sink
-        or the machine; a source that fails is only in the report, unless nothing was delivered at all.
+        ``progress`` is called about four times a second, ``tell`` with a line of text where something takes long
+        before the first frame (by default the logger ``framepipe`` hears of it, at INFO); both in this thread. Raises
+        the first error of a stage, sink or the machine; a source that fails is only in the report, unless nothing was
+        delivered at all.
         """
+        self._tell = tell or self._tell
         engine = self._start(iterating=False)
         try:
             last = 0.0
@@ -155,25 +172,7 @@ class Pipeline:
 
     def statistics(self) -> Statistics:
         """A snapshot of the run so far. Any thread."""
-        engine = self._engine
-        began = engine.started_s if engine is not None else 0.0
-        seconds = 0.0
-        if engine is not None:
-            seconds = engine.seconds if engine.finished.is_set() else time.perf_counter() - began
-        delivered = {feed.name: feed.delivered for feed in self._feeds}
-        known = [feed.expected for feed in self._feeds]
-        plain = all(f.source.start is None and f.source.end is None and f.source.loop == 1 for f in self._feeds)
-        total = sum(delivered.values())
-        return Statistics(
-            decoded=sum(feed.decoded for feed in self._feeds),
-            delivered=total,
-            skipped=sum(sum(feed.skipped.values()) for feed in self._feeds),
-            dropped=sum(sum(feed.dropped.values()) for feed in self._feeds),
-            expected=sum(k for k in known if k) if known and all(known) and plain else None,
-            seconds=seconds,
-            fps=total / seconds if seconds > 0 else 0.0,
-            sources=delivered,
-        )
+        return self._snapshots.take(self._engine, self._feeds)
 
     def __enter__(self) -> Pipeline:
         return self
@@ -259,10 +258,14 @@ class Pipeline:
         device = self._device.make()
         opened: list[Callable[[], None]] = [device.close]
         try:
+            if self._device_memory is not None:
+                device.limit_memory(self._device_memory)
+            device.prepare(self._tell)
             options = self._options
             if options.strategy == "auto":
                 options = replace(options, strategy=device.default_staging)
-            slots = options.depth + 1 + options.fillers if options.slots == "auto" else options.slots
+            fillers = min(4, max(1, self._threads // 4)) if options.fillers == "auto" else options.fillers
+            slots = options.depth + 1 + fillers if options.slots == "auto" else options.slots
             stager = registry.find("staging", options.strategy)()
             stager.open(device, slots, options.batch, options.depth)
             opened.append(stager.close)
@@ -280,6 +283,7 @@ class Pipeline:
                 ahead_nbytes=self._ahead,
                 min_queue=max(2, options.batch),
                 name=self.name,
+                tracer=self._tracer,
             )
             engine = Engine(
                 device=device,
@@ -293,6 +297,7 @@ class Pipeline:
                 wanted=None if iterating else wanted,
                 delivery=Delivery(self._queue, device) if iterating else None,
                 name=self.name,
+                tracer=self._tracer,
             )
         except BaseException as error:
             for close in reversed(opened):

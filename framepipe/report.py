@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import platform
 import random
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SCHEMA = "framepipe.run/1"
+_MUCH = 0.5
+_SOME = 0.2
+"""Shares of the run's time."""
 
 
 class Durations:
@@ -57,6 +61,9 @@ class Statistics:
 
     ``decoded``, ``delivered``, ``skipped`` and ``dropped`` are frames so far; ``expected`` is what the inputs
     announce, or None; ``fps`` is delivered frames a second since the start; ``sources`` maps names to delivered.
+    The rest is None where there is no GPU or nothing is known yet: bytes page-locked now, bytes of device memory that
+    the pipeline holds now and held at most, the device's last reading of what is free (of all processes), and bytes
+    uploaded a second since the snapshot before this one.
     """
 
     decoded: int
@@ -67,6 +74,11 @@ class Statistics:
     seconds: float
     fps: float
     sources: dict[str, int]
+    pinned_bytes: int | None = None
+    device_bytes: int | None = None
+    device_bytes_peak: int | None = None
+    vram_free_bytes: int | None = None
+    upload_bytes_per_s: float | None = None
 
 
 @dataclass
@@ -76,7 +88,12 @@ class RunReport:
     ``exit`` is complete, incomplete, stopped or failed. ``frames`` balance: decoded = skipped + dropped + filtered
     + failed + delivered. ``waits_s`` are seconds waited: ``decoder`` for room behind it (all decoding threads
     together), ``filler`` for decoded frames, ``runner`` for filled slots, ``device`` for the device to finish
-    (on the CPU the time in stages), ``sink`` for whoever takes the results.
+    (on the CPU the time in stages), ``sink`` for whoever takes the results. ``bottleneck`` is what `bottleneck` makes
+    of them.
+
+    ``stages`` has for each id ``count``, ``p50_ms``, ``p95_ms``, ``p99_ms`` and ``max_ms`` of the host's time a batch:
+    on the CPU that of the work, on a GPU that to launch it. ``device`` in it is the same of the GPU's own time, from a
+    sample of the batches, or None where that was not measured.
     """
 
     exit: str = "complete"
@@ -146,20 +163,31 @@ def peak_rss_bytes() -> int | None:
     return int(peak if platform.system() == "Darwin" else peak * 1024)
 
 
-def bottleneck(waits_s: dict[str, float | None], seconds: float) -> str | None:
+def bottleneck(
+    waits_s: Mapping[str, float | None],
+    seconds: float,
+    *,
+    held_s: float | None = None,
+    busy_s: float | None = None,
+) -> str | None:
     """Which part of the pipeline the others waited for, or None where nobody waited much.
 
-    The last part in the chain that its successor did not wait for is what held everything up.
+    ``waits_s`` are those of `RunReport`. With a device of its own memory ``held_s`` is how long batches in flight kept
+    another one back, and ``busy_s`` how long the runner thread worked; None elsewhere. The answer is the part behind
+    which everybody starves and before which everybody is held back: ``decode``, ``staging`` (the copy to slots),
+    ``launch`` (the runner's own work: uploads and launches), ``device`` or ``sink``. Whoever waits for input is asked
+    first, from the decoders on: that the last batch is not done yet when the sink thread looks is no sign of a busy
+    device while nothing is queued behind it.
     """
     if seconds <= 0:
         return None
     share = {name: (value or 0.0) / seconds for name, value in waits_s.items()}
-    if share.get("sink", 0) > 0.5:
+    if share.get("sink", 0.0) > _MUCH:
         return "sink"
-    if share.get("device", 0) > 0.5:
-        return "device"
-    if share.get("filler", 0) > 0.5:
+    if share.get("filler", 0.0) > _MUCH:
         return "decode"
-    if share.get("runner", 0) > 0.5:
+    if share.get("runner", 0.0) > _MUCH:
         return "staging"
-    return None
+    if share.get("device", 0.0) > _MUCH and (held_s is None or held_s / seconds > _SOME):
+        return "device"
+    return "launch" if busy_s is not None and busy_s / seconds > _MUCH else None

@@ -31,11 +31,11 @@ class Slot:
     """Room for one batch on the host.
 
     Owned by one thread at a time: a filler between `Ring.acquire` and `Ring.commit`, the runner between `Ring.get`
-    and `Ring.release`. ``memory`` is (batch, capacity) uint8 or None, ``views`` the plane views of it by spec (made
-    once), ``frames`` the decoder's own frames where they travel themselves.
+    and `Ring.release`. ``memory`` is (batch, capacity) uint8 or None, ``rooms`` what copies pictures of a spec into it
+    (made once), ``frames`` the decoder's own frames where they travel themselves.
     """
 
-    __slots__ = ("copied", "fence", "frames", "index", "items", "memory", "spec", "stamp", "ticket", "views")
+    __slots__ = ("copied", "fence", "frames", "index", "items", "memory", "rooms", "spec", "stamp", "ticket")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -44,9 +44,9 @@ class Slot:
         self.ticket = -1
         self.items: Sequence[Item] = ()
         self.spec: FrameSpec | None = None
-        self.frames: Sequence[Any] = ()
+        self.frames: list[Any] = []
         self.memory: np.ndarray | None = None
-        self.views: dict[FrameSpec, tuple[Any, ...]] = {}
+        self.rooms: dict[FrameSpec, Any] = {}
         self.stamp: Any = None
 
 
@@ -80,9 +80,15 @@ class Ring:
         for slot in self.slots:
             self._free.put(slot)
 
-    def acquire(self) -> Slot | None:
-        """A free slot, its fence not yet waited for; None once shut down. The fillers serialise the calls."""
-        slot = self._take(self._free, "acquire")
+    def acquire(self, *, wait: bool = True) -> Slot | None:
+        """A free slot, its fence not yet waited for; None once shut down, or if there is none and nobody waits for it.
+
+        Those who fill serialise the calls.
+        """
+        try:
+            slot = self._take(self._free, "acquire") if wait else self._free.get_nowait()
+        except Empty:
+            return None
         if slot is None or self.aborted:
             self._free.put(None)  # the message is for every waiter
             return None
@@ -98,7 +104,7 @@ class Ring:
 
     def abort(self, slot: Slot) -> None:
         """Hand an acquired slot back unfilled."""
-        slot.items, slot.frames = (), ()
+        slot.items, slot.frames = (), []
         self.commit(slot)
 
     def get(self) -> Slot | None:
@@ -125,7 +131,7 @@ class Ring:
     def release(self, slot: Slot, fence: Fence | None) -> None:
         """Give a slot back, to be filled again behind ``fence``."""
         slot.fence = fence
-        slot.items, slot.frames = (), ()
+        slot.items, slot.frames = (), []
         slot.stamp = self._stamp()
         self._free.put(slot)
 
@@ -152,6 +158,10 @@ class Ring:
         for slot in slots:
             slot.stamp = self._stamp()
             self._free.put(slot)
+
+    def keep(self, slots: list[Slot]) -> None:
+        """Go on with these slots alone; every slot is idle (`gather`), and the others are never handed out again."""
+        self.slots[:] = sorted(slots, key=lambda slot: slot.index)
 
     def grow(self, size: int, copied: Callable[[str], Any]) -> None:
         """Add slots up to ``size``. Calls are serialised with `acquire`; ``copied`` makes their events."""

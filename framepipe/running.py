@@ -7,18 +7,23 @@ forward, compute waits for a slot's copy; back, the copy into a half waits for t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from math import prod
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from framepipe.chain import Chain, Chains, Link
-from framepipe.device.base import Device, Event, Stream
-from framepipe.errors import FramepipeError
+import numpy as np
+
+from framepipe.chain import Chain, Chains, Link, locate, stage_error
+from framepipe.device.base import Device, Event, Stream, Timer
+from framepipe.errors import DeviceError, FramepipeError
 from framepipe.frame import Batch, FrameSpec, Item
 from framepipe.report import Durations
 from framepipe.ring import Ring, Slot, affordable
+from framepipe.stage import ArraySpec
 from framepipe.stager import Stager
+from framepipe.tracing import OFF, Tracer
 
 
 class Token:
@@ -32,14 +37,20 @@ class Token:
 
 
 class InFlight:
-    """A batch between the runner and the sink thread; ``host`` are its small results, complete after ``token.done``."""
+    """A batch between the runner and the sink thread; ``host`` is what was read back, complete after ``token.done``."""
 
-    __slots__ = ("batch", "chain", "host", "stamp", "token")
+    __slots__ = ("batch", "chain", "host", "stamp", "timed", "token")
 
-    def __init__(self, batch: Batch, chain: Chain, token: Token, host: dict[str, Any], stamp: Any) -> None:
+    def __init__(
+        self, batch: Batch, chain: Chain, token: Token, host: dict[str, Any], stamp: Any, timed: list[tuple[str, Timer]]
+    ) -> None:
         self.batch, self.chain, self.token, self.host, self.stamp = batch, chain, token, host, stamp
+        self.timed = timed
+        """Stages whose time on the device was taken in this batch."""
 
 
+_SAMPLE = 32
+"""Of so many batches one is timed on the device, and its free memory read: both cost microseconds."""
 SOURCE_ENDED = object()
 """Put in flight to make the sink thread look for sources whose last frame has passed."""
 
@@ -47,7 +58,8 @@ SOURCE_ENDED = object()
 class Runner:
     """What the runner thread works with, and the queue to the sink thread.
 
-    ``uploaded`` counts bytes; ``waited_s`` is how long batches in flight kept another one back.
+    ``on_host`` names what sinks read as numpy arrays. ``uploaded`` counts bytes; ``waited_s`` is how long batches in
+    flight kept another one back, ``ran_s`` how long the thread lived.
     """
 
     def __init__(
@@ -58,6 +70,8 @@ class Runner:
         chains: Chains,
         depth: int,
         fail: Callable[[BaseException], None],
+        on_host: Collection[str] = (),
+        tracer: Tracer = OFF,
     ) -> None:
         self.device = device
         self.ring = ring
@@ -69,7 +83,9 @@ class Runner:
         self.back = device.stream("read-back")
         for slot in ring.slots:
             slot.copied = device.event(f"copied slot {slot.index}")
-        self.consumed = [device.event(f"consumed half {i}") for i in range(depth)]
+        self._consumed = [device.event(f"consumed half {i}") for i in range(depth)]
+        self.consumed: list[Event] = list(self._consumed)
+        """Behind which each half may be overwritten."""
         self.launched = [device.event(f"launched half {i}") for i in range(depth)]
         # One batch more than halves: its upload is enqueued before its half is free, behind `consumed`.
         self._every_token = [Token(device.event(f"done {i}")) for i in range(depth + 1)]
@@ -78,11 +94,19 @@ class Runner:
             self.tokens.put(token)
         self.in_flight: SimpleQueue[Any] = SimpleQueue()  # `InFlight`, `SOURCE_ENDED`, or None at the end
         self.durations: dict[str, Durations] = {stage.id: Durations() for stage in chains.stages}
+        self.device_durations: dict[str, Durations] = {stage.id: Durations() for stage in chains.stages}
+        """The device's own time, of a sample of the batches; the sink thread adds."""
+        self._timing: list[tuple[str, Timer]] | None = None
+        self._on_host = set(on_host)
+        self._back: dict[FrameSpec, list[str]] = {}
         self.uploaded = 0
         self.waited_s = 0.0
+        self.ran_s = 0.0
         self._batches = 0
-        self._chain: Chain | None = None  # of the batch before
+        self.chain: Chain | None = None  # of the batch before
         self._fail = fail
+        self._upload = tracer.wrap("framepipe.upload", stager.upload)
+        self._download = tracer.wrap("framepipe.read-back", device.download)
 
     @property
     def streams(self) -> tuple[Stream, Stream, Stream]:
@@ -91,6 +115,7 @@ class Runner:
 
     def run(self) -> None:
         """The body of the runner thread."""
+        began = time.perf_counter()
         try:
             with self.device.current(self.compute):
                 while (slot := self.ring.get()) is not None:
@@ -98,21 +123,32 @@ class Runner:
                     try:
                         self._launch(slot)
                     except BaseException as error:
+                        locate(error, items, self.chain)
                         lose(items, error)
                         raise
         except BaseException as error:
             self._fail(error)
         finally:
+            self.ran_s = time.perf_counter() - began
             self.in_flight.put(None)
 
     def enqueue(self, link: Link, batch: Batch, known: dict[str, Any], stream: Stream) -> None:
         """Enqueue one stage on ``stream``; ``known`` maps names to the arrays it may touch and is added to."""
-        outs = link.outs(self.device, len(batch), stream)
+        try:
+            outs = link.outs(self.device, len(batch), stream)
+        except (DeviceError, MemoryError) as error:
+            raise stage_error(link.stage, batch, error) from error
         reads = [known[name] for name in link.stage.reads if name in known]
         in_place = [known[name] for name in link.stage.writes if name in known and name not in link.outputs]
+        timer = self.device.timer() if self._timing is not None and not link.late else None
+        if timer is not None and self._timing is not None:
+            timer.start(stream)
+            self._timing.append((link.stage.id, timer))
         began = time.perf_counter()
         self.device.enqueue(stream, partial(link.run, batch, outs, stream), reads, [*outs.values(), *in_place])
         self.durations[link.stage.id].add(time.perf_counter() - began)
+        if timer is not None:
+            timer.stop(stream)
         known.update(outs)
 
     def _launch(self, slot: Slot) -> None:
@@ -120,40 +156,50 @@ class Runner:
         assert spec is not None
         token = self._token()
         self.device.observe(token.stamp)
-        chain = self._chain
+        chain = self.chain
         if chain is None or chain.spec is not spec:
             chain, new = self.chains.get(spec)
-            self._chain = chain
+            self.chain = chain
             if new:
-                self._settle(token, spec, len(slot.items))
+                self._settle(token, chain, len(slot.items))
         for item in slot.items:
             self.chains.note(item.source, spec)
         half = self._batches % self.depth
         self._batches += 1
-        if self._batches % 32 == 0:
+        if self._batches % _SAMPLE == 0:
             self.device.watch()
+            self._timing = []
         items = slot.items
         self.copy.wait(self.consumed[half])  # the edge back: the half is overwritten only behind its last reader
-        planes = self.stager.upload(slot, spec, half, self.copy, slot.copied)
+        planes = self._upload(slot, spec, half, self.copy, slot.copied)
         self.uploaded += 0 if self.stager.shares_memory else spec.nbytes * len(items)
         self.compute.wait(slot.copied)  # the edge forward
         if not self.stager.shares_memory:
             self.ring.release(slot, slot.copied)
         batch = Batch(items, planes)
         known: dict[str, Any] = {"planes": planes.slab if planes.slab is not None else []}
+        back = [] if self.device.host_shared else self._back[spec]
+        # Every call to the driver lets go of the interpreter lock, and getting it back may take long: so one event does
+        # for two that would say the same.
+        same = not back and chain.last_reader == len(chain.early) - 1
+        consumed = self.consumed[half] = token.done if same else self._consumed[half]
         for position, link in enumerate(chain.early):
             self.enqueue(link, batch, known, self.compute)
-            if position == chain.last_reader:
-                self.consumed[half].record(self.compute)
-        if chain.last_reader < 0:
-            self.consumed[half].record(self.compute)
-        if self.stager.shares_memory:
-            self.ring.release(slot, self.consumed[half])
+            if position == chain.last_reader and not same:
+                consumed.record(self.compute)
+        if chain.last_reader < 0 and not same:
+            consumed.record(self.compute)
         self.device.enqueue(self.compute, partial(_forget_planes, batch))
-        host = self._read_back(chain.small(late=False), chain, batch, known, half)
+        host = self._read_back(back, chain, batch, known, half) if back else {}
         token.done.record(self.back if host else self.compute)
+        if self.stager.shares_memory:
+            self.ring.release(slot, consumed)
         self.device.flush(self.compute)
-        self.in_flight.put(InFlight(batch, chain, token, host, self.device.stamp()))
+        self.in_flight.put(InFlight(batch, chain, token, host, self.device.stamp(), self._take_timed()))
+
+    def _take_timed(self) -> list[tuple[str, Timer]]:
+        timed, self._timing = self._timing or [], None
+        return timed
 
     def _token(self) -> Token:
         try:
@@ -164,8 +210,9 @@ class Runner:
             self.waited_s += time.perf_counter() - began
             return token
 
-    def _settle(self, mine: Token, spec: FrameSpec, batch: int) -> None:
+    def _settle(self, mine: Token, chain: Chain, batch: int) -> None:
         """A spec not seen before: device memory is planned with nothing else in flight."""
+        spec = chain.spec
         others = [self.tokens.get() for _ in range(len(self._every_token) - 1)]
         for token in (mine, *others):
             token.done.synchronize()
@@ -173,6 +220,8 @@ class Runner:
             consumed.synchronize()
         self.stager.plan_device(spec)
         self.device.trim()
+        if not self.device.host_shared:
+            self._plan_read_back(chain)
         for token in others:
             self.tokens.put(token)
         if self.stager.holds_frames and self.device.host_shared:
@@ -184,17 +233,30 @@ class Runner:
     def _read_back(
         self, names: list[str], chain: Chain, batch: Batch, known: dict[str, Any], half: int
     ) -> dict[str, Any]:
-        """Enqueue the copy of small results to the host behind the stages; nothing to do where memory is shared."""
-        if self.device.host_shared or not names:
-            return {}
+        """Enqueue the copy of results to the host behind the stages."""
         self.launched[half].record(self.compute)
         self.back.wait(self.launched[half])
         host = {}
         for name in names:
-            spec = chain.flow.arrays[name]
-            host[name] = self.device.host_output((len(batch), *spec.shape), spec.dtype)
-            self.device.download(host[name], known[name], self.back)
+            host[name] = self.host_memory(chain.flow.arrays[name], len(batch))
+            self._download(host[name], known[name], self.back)
         return host
+
+    def host_memory(self, array: ArraySpec, n: int) -> Any:
+        """Memory to read ``n`` pictures' arrays back to: a whole batch's, so that a partial one needs no other."""
+        memory = self.device.host_output((max(n, self.stager.batch), *array.shape), array.dtype)
+        return memory if len(memory) == n else memory[:n]
+
+    def _plan_read_back(self, chain: Chain) -> None:
+        """Page-lock what results are read back to, before the first batch needs it."""
+        early = chain.small(late=False)
+        wanted = sorted(self._on_host & chain.kept)
+        self._back[chain.spec] = early + [name for name in wanted if name not in {*chain.late_writes, *early}]
+        for name in {*self._back[chain.spec], *wanted, *chain.small(late=True)}:
+            array = chain.flow.arrays[name]
+            nbytes = self.stager.batch * prod(array.shape) * np.dtype(array.dtype).itemsize
+            # One for each batch in flight and one with the sinks; two of what is read back by the sink thread itself.
+            self.device.host_reserve(nbytes, len(self._every_token) + 1 if name in self._back[chain.spec] else 2)
 
 
 def count(item: Item, book: str, reason: str) -> None:

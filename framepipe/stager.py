@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from framepipe.errors import ConfigError
-from framepipe.frame import FrameSpec, Planes, plane_view
+from framepipe.frame import FrameSpec, Planes
 from framepipe.registry import Component
 
 if TYPE_CHECKING:
@@ -25,7 +23,8 @@ class StagingOptions:
 
     ``strategy`` is a name of `framepipe list staging`, or ``auto``. ``slots`` is the number of host slots of
     ``batch`` pictures each, ``depth`` how many batches may be in flight on the device. A batch that has waited
-    ``batch_timeout_s`` seconds goes on partial. ``fillers`` threads copy planes into slots.
+    ``batch_timeout_s`` seconds goes on partial. ``fillers`` threads copy planes into slots; with ``auto`` the decoding
+    threads do, each a picture behind one that it decoded, and one filler sees to what is left.
     """
 
     strategy: str = "auto"
@@ -33,7 +32,7 @@ class StagingOptions:
     depth: int = 2
     batch: int = 1
     batch_timeout_s: float = 0.04
-    fillers: int = 1
+    fillers: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         problems = [
@@ -55,6 +54,9 @@ class Stager(Component):
 
     kind = "staging"
     holds_frames: bool = False
+
+    pinned: bool = False
+    """True where all slots are page-locked for the whole run."""
 
     shares_memory: bool = False
     """True where stages read the slot's own memory, so that it is free only behind the last of them."""
@@ -80,8 +82,11 @@ class Stager(Component):
         """Whether `plan` was called for pictures as large as ``spec``; if so no slot needs to be idle."""
         return True
 
-    def fill(self, frames: Sequence[av.VideoFrame], slot: Slot, spec: FrameSpec) -> None:
-        """On a filler thread, with the slot's fence done: take the pictures over."""
+    def fill(self, frame: av.VideoFrame, i: int, slot: Slot, spec: FrameSpec) -> None:
+        """On any thread that fills, with the slot's fence done: take picture ``i`` of the slot over.
+
+        Several threads may do so with different pictures of a slot at the same time.
+        """
         raise NotImplementedError
 
     def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
@@ -93,24 +98,3 @@ class Stager(Component):
 
     def close(self) -> None:
         """Give all memory back; every stream is idle."""
-
-
-_SMALL = 1 << 18
-
-
-def copy_planes(frame: av.VideoFrame, memory: np.ndarray, views: Sequence[Any], i: int, spec: FrameSpec) -> None:
-    """Copy a decoded frame's planes into picture ``i`` of a slot.
-
-    ``memory`` is the slot's (batch, ≥ nbytes) uint8 array and ``views`` its `FrameSpec.views`. Where FFmpeg's rows are
-    as long as the slot's (the rule) a plane is one stretch of bytes, padding included. Small ones are copied with the
-    interpreter lock held: letting go of it and getting it back takes longer than the copy.
-    """
-    row = memory[i]
-    for number, (plane, layout) in enumerate(zip(frame.planes, spec.planes, strict=False)):
-        nbytes = layout.pitch * layout.height
-        if plane.line_size != layout.pitch or plane.buffer_size < nbytes:
-            np.copyto(views[number][i], plane_view(plane, layout, spec))
-        elif nbytes <= _SMALL:
-            row.data[layout.offset : layout.offset + nbytes] = memoryview(plane)[:nbytes]
-        else:
-            np.copyto(row[layout.offset : layout.offset + nbytes], np.frombuffer(memoryview(plane), np.uint8, nbytes))

@@ -1,7 +1,9 @@
-"""Making a `RunReport` of an engine that has ended."""
+"""What an engine tells: `Statistics` while it runs, a `RunReport` once it has ended."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +12,7 @@ from framepipe import report as reports
 from framepipe.engine import Engine
 from framepipe.feed import Feed
 from framepipe.redact import redact
-from framepipe.report import RunReport
+from framepipe.report import RunReport, Statistics
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,8 @@ class Summary:
             seconds=round(engine.seconds, 4),
             fps=round(frames["delivered"] / engine.seconds, 2) if engine.seconds > 0 else None,
             waits_s=waits,
-            bottleneck=reports.bottleneck(waits, engine.seconds),
-            stages={
-                link.id: {**engine.runner.durations[link.id].summary(), **link.state()} for link in engine.chains.stages
-            },
+            bottleneck=_bottleneck(engine, waits),
+            stages=_stages(engine),
             sinks={f"{i}:{sink.type_name}": sink.state() for i, sink in enumerate(engine.deliverer.sinks)},
             upload={
                 "bytes": engine.runner.uploaded,
@@ -70,6 +70,56 @@ class Summary:
         if report.exit == "failed" and report.error is None:
             report.error = nothing_delivered(feeds)
         return report
+
+
+class Snapshots:
+    """Makes `Statistics` for one pipeline; remembers the snapshot before, for what is counted since."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _at_s and _uploaded
+        self._at_s = 0.0
+        self._uploaded = 0
+
+    def take(self, engine: Engine | None, feeds: Sequence[Feed]) -> Statistics:
+        """A snapshot, before the start (without an engine), in the run or after its end. Any thread."""
+        seconds = 0.0
+        if engine is not None:
+            seconds = engine.seconds if engine.finished.is_set() else time.perf_counter() - engine.started_s
+        delivered = {feed.name: feed.delivered for feed in feeds}
+        known = [feed.expected for feed in feeds]
+        plain = all(f.source.start is None and f.source.end is None and f.source.loop == 1 for f in feeds)
+        total = sum(delivered.values())
+        return Statistics(
+            decoded=sum(feed.decoded for feed in feeds),
+            delivered=total,
+            skipped=sum(sum(feed.skipped.values()) for feed in feeds),
+            dropped=sum(sum(feed.dropped.values()) for feed in feeds),
+            expected=sum(k for k in known if k) if known and all(known) and plain else None,
+            seconds=seconds,
+            fps=total / seconds if seconds > 0 else 0.0,
+            sources=delivered,
+            **(self._of_device(engine, seconds) if engine is not None and not engine.device.host_shared else {}),
+        )
+
+    def _of_device(self, engine: Engine, seconds: float) -> dict[str, Any]:
+        ledger = engine.device.ledger
+        free = [reading["free"] for reading in engine.device.vram() if reading.get("free") is not None]
+        return {
+            "pinned_bytes": ledger.bytes.get("pinned"),
+            "device_bytes": ledger.bytes.get("device"),
+            "device_bytes_peak": ledger.peak.get("device"),
+            "vram_free_bytes": free[0] if free else None,
+            "upload_bytes_per_s": self._rate(engine.runner.uploaded, seconds),
+        }
+
+    def _rate(self, uploaded: int, seconds: float) -> float | None:
+        with self._lock:
+            passed = seconds - self._at_s
+            if passed <= 0:
+                return None
+            rate = (uploaded - self._uploaded) / passed
+            self._at_s, self._uploaded = seconds, uploaded
+        return rate
 
 
 def _frames(feeds: Sequence[Feed]) -> dict[str, Any]:
@@ -103,6 +153,27 @@ def _waits(engine: Engine) -> dict[str, float | None]:
         "sink": max(0.0, engine.runner.waited_s - engine.deliverer.waited_s),
     }
     return {name: round(value, 4) for name, value in waits.items()}
+
+
+def _bottleneck(engine: Engine, waits: dict[str, float | None]) -> str | None:
+    if engine.device.host_shared:
+        return reports.bottleneck(waits, engine.seconds)
+    runner = engine.runner
+    busy_s = runner.ran_s - engine.ring.waited_s["get"] - runner.waited_s
+    return reports.bottleneck(waits, engine.seconds, held_s=runner.waited_s, busy_s=busy_s)
+
+
+def _stages(engine: Engine) -> dict[str, dict[str, Any]]:
+    """The times of each stage, on the host and where they were measured on the device, and what it has to tell."""
+    told = {}
+    for stage in engine.chains.stages:
+        measured = engine.runner.device_durations[stage.id]
+        told[stage.id] = {
+            **engine.runner.durations[stage.id].summary(),
+            **stage.state(),
+            "device": measured.summary() if measured.count else None,
+        }
+    return told
 
 
 def truncated(feed: Feed) -> bool:

@@ -85,26 +85,44 @@ def run_stages(
 
 
 def check_stage(
-    stage: Stage, *, width: int = 64, height: int = 48, pix_fmt: str = "yuv420p", count: int = 6, tolerance: int = 0
+    stage: Stage,
+    *,
+    width: int = 64,
+    height: int = 48,
+    pix_fmt: str = "yuv420p",
+    count: int = 6,
+    tolerance: int = 0,
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
-    """Check a stage's contract and return what it made of ``count`` pictures on ``cpu``.
+    """Check a stage's contract and return what it made of ``count`` pictures on ``device``.
 
     Parameters are a dataclass; planning twice gives the same; every output is written whole; inputs stay as they
     are; results do not depend on the size of batches, and on ``simulated`` differ from ``cpu`` by at most
     ``tolerance`` codes; ``meta`` is plain JSON.
+
+    With ``device="cuda"`` all of that happens on the GPU alone, so that a stage which runs nowhere else can be checked;
+    compare the results of the two for one that runs on both. What only a GPU shows is checked there too: work on
+    streams of the stage's own waits for the compute stream and is waited for by it, and `Stage.launch` does not wait.
     """
     assert is_dataclass(stage), f"{type(stage).__name__} is no dataclass, so it has no parameters in YAML"
     assert replace(stage) == stage, "a stage made from its own fields must be equal to it"
     frames = pattern_frames(count, width, height, pix_fmt)
     before = [_bytes(frame) for frame in frames]
-    reference = run_stages(_chain(stage), frames)
+    on_gpu = device.startswith("cuda")
+    if on_gpu:  # first: where order is missing, whatever else goes wrong is an accident
+        from framepipe._testing_streams import check_streams
+        from framepipe.chain import prepare
+
+        check_streams(prepare(_chain(stage), (), _exact_rgb), frames, device, tolerance)
+    reference = run_stages(_chain(stage), frames, device=device)
     assert [_bytes(frame) for frame in frames] == before, "the stage wrote to the decoder's planes"
-    for device, batch in (("cpu", 3), ("simulated", 1), ("simulated", 3)):
-        found = run_stages(_chain(stage), frames, device=device, batch=batch)
-        _same(reference, found, f"{device}, batches of {batch}", 0 if device == "cpu" else tolerance)
+    for other, batch in ((device, 3),) if on_gpu else (("cpu", 3), ("simulated", 1), ("simulated", 3)):
+        found = run_stages(_chain(stage), frames, device=other, batch=batch)
+        _same(reference, found, f"{other}, batches of {batch}", 0 if other == device else tolerance)
     for result in reference:
         json.dumps(result["meta"], allow_nan=False)  # raises where meta is not plain JSON
-    _check_writes_all(stage, frames)
+    if not on_gpu:
+        _check_writes_all(stage, frames)
     return reference
 
 
@@ -253,7 +271,9 @@ def check_stager(name: str, make: Callable[[], Device], *, pix_fmt: str = "yuv42
         if slot.fence is not None:
             slot.fence.synchronize()
         slot.items, slot.spec = [Item("test", i, i, None, 0.0) for i in range(batch)], spec
-        stager.fill(part, slot, spec)
+        slot.frames = [None] * batch
+        for i, frame in enumerate(part):
+            stager.fill(frame, i, slot, spec)
         ring.commit(slot)
         assert ring.get() is slot, "slots come out in the order in which they were acquired"
         copy_stream.wait(consumed[number % 2])

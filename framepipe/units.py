@@ -67,6 +67,49 @@ Seconds = Annotated[float, _SecondsType()]
 """The annotation of a time: YAML says ``90``, ``1.5e-3`` or ``1:30.5``, the field is a float."""
 
 
+_BYTES = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_SIZES = "a number of bytes, or one with a unit: 4GB (10**9 bytes each), 512MiB (2**20)"
+
+
+def parse_bytes(value: float | str) -> int:
+    """Bytes from a whole number, or text such as ``4GB``, ``1.5 GB`` (decimal) and ``512MiB`` (binary).
+
+    Raises `ValueError` for anything else, and for less than a byte.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"expected {_SIZES}")
+    found = _BYTES.fullmatch(str(value).strip())
+    if found is None or (found[3] and not found[2]):
+        raise ValueError(f"expected {_SIZES}")
+    nbytes = int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " "))
+    if nbytes < 1:
+        raise ValueError("expected at least one byte")
+    return nbytes
+
+
+class _BytesType:
+    """Tells pydantic how to read a size; see `_SecondsType`."""
+
+    expects = _SIZES
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(parse_bytes)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": r"^\s*[\d.]+\s*[kmgtKMGT]?i?[bB]?\s*$"},
+            ]
+        }
+
+
+Bytes = Annotated[int, _BytesType()]
+"""The annotation of a size: YAML says ``4000000000``, ``4GB`` or ``512MiB``, the field is an int."""
+
+
 def format_seconds(seconds: float) -> str:
     """``0.42 s``, ``12.3 s``, ``4:05`` or ``1:02:03``."""
     if seconds < 10:

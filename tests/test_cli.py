@@ -53,7 +53,8 @@ class FakePipeline:
     def stop(self) -> None:
         self.stops += 1
 
-    def run(self, progress: Any = None) -> RunReport:
+    def run(self, progress: Any = None, tell: Any = None) -> RunReport:
+        tell("compiling")
         if self._during is not None:
             self._during(self)
         if progress is not None:
@@ -97,9 +98,11 @@ def fake(monkeypatch):
     def install(**parts: Any) -> FakePipeline:
         made = FakePipeline(**parts)
         made.configs = []  # type: ignore[attr-defined]
+        made.options = []  # type: ignore[attr-defined]
 
-        def build(config: Any) -> FakePipeline:
+        def build(config: Any, **options: Any) -> FakePipeline:
             made.configs.append(config)  # type: ignore[attr-defined]
+            made.options.append(options)  # type: ignore[attr-defined]
             return made
 
         monkeypatch.setattr(cli, "_pipeline", build)
@@ -251,6 +254,12 @@ def test_options_reach_the_configuration(fake, tmp_path):
     assert (config.device, config.threads, config.overwrite) == ("cuda:1", 3, True)
 
 
+def test_nvtx_is_asked_for_on_the_command_line(fake):
+    made = fake()
+    assert cli.main(["run", "p.yaml", "-q"]) == cli.main(["run", "p.yaml", "-q", "--nvtx"]) == 0
+    assert made.options == [{"nvtx": False}, {"nvtx": True}]
+
+
 def test_allow_code_finds_modules_of_the_working_folder(fake, monkeypatch, capsys):
     Path("mine_for_cli_test.py").write_text(
         "from dataclasses import dataclass\nfrom framepipe.sink import Sink\n"
@@ -363,13 +372,69 @@ def test_the_closing_words():
     assert list(_cli_run.closing_words(report_of())) == [
         "incomplete: 50 frames of door in 2.00 s (25.0 fps)",
         "decoded 60: 8 skipped (every 6, end 2), 2 dropped (stopped), 1 damaged packet",
-        "device: cpu, Some CPU (auto: CuPy is not installed); staging: direct",
-        "bottleneck: writing the results: everything before it waited",
+        "device        cpu, Some CPU (auto: CuPy is not installed)",
+        "staging       direct",
+        "bottleneck    writing the results: everything before it waited; try a faster",
+        "              codec or preset, or write less",
         "warning: no sound",
         "warning: door: time stamps go back",
         "wrote x.jsonl (1.5 kB)",
         "wrote gone.jsonl",
     ]
+
+
+GPU = {
+    "device": {"kind": "cuda", "name": "NVIDIA Model", "why": "auto: a kernel compiled and ran"},
+    "staging": {"strategy": "pooled", "slots": 5, "depth": 2, "batch": 8, "fillers": 2},
+    "bottleneck": "staging",
+    "upload": {"bytes": 8_640_000_000, "bytes_per_s": 4_320_000_000},
+    "memory": {
+        "pinned_bytes": 12_400_000,
+        "pinned_allocations": 1,
+        "device_bytes_peak": 310_000_000,
+        "vram": [{"source": "none"}, {"free_start": 138_000_000_000, "free_least": 137_600_000_000, "free_end": None}],
+    },
+}
+
+
+def test_the_closing_words_of_a_run_on_a_gpu_are_a_table_of_80_columns():
+    words = list(_cli_run.closing_words(report_of(**GPU, warnings=[], sources=[], sinks={})))
+    assert words[2:] == [
+        "device        cuda, NVIDIA Model (auto: a kernel compiled and ran)",
+        "staging       pooled, slots 5, depth 2, batch 8, fillers 2",
+        "upload        8.6 GB (4.3 GB/s)",
+        "page-locked   12.4 MB in 1 allocation",
+        "video memory  310.0 MB at most; free 138.0 GB at the start, 137.6 GB at the",
+        "              lowest",
+        "bottleneck    staging: the device waited for frames to be copied; try more",
+        "              fillers or a larger batch",
+    ]
+    assert max(len(line) for line in words) <= 80
+
+
+def test_what_is_not_known_of_a_gpu_is_left_out():
+    memory = {"pinned_bytes": 0, "pinned_allocations": 0, "device_bytes_peak": None, "vram": []}
+    parts = {**GPU, "upload": {"bytes": 0, "bytes_per_s": None}, "memory": memory, "bottleneck": None}
+    words = list(_cli_run.closing_words(report_of(**parts, warnings=[], sources=[], sinks={})))
+    assert words[4:] == ["upload        0 B", "page-locked   0 B in 0 allocations"]
+
+
+def test_nothing_of_a_gpu_is_said_on_the_cpu():
+    parts = {**GPU, "device": {"kind": "cpu", "name": "Some CPU"}}
+    labels = [line.split()[0] for line in _cli_run.closing_words(report_of(**parts, warnings=[], sources=[], sinks={}))]
+    assert labels == ["incomplete:", "decoded", "device", "staging", "bottleneck", "fillers"]
+
+
+@pytest.mark.parametrize("name", ["decode", "staging", "launch", "device", "sink"])
+def test_every_bottleneck_has_words_and_something_to_try(name):
+    words = " ".join(_cli_run.closing_words(report_of(bottleneck=name, warnings=[], sources=[], sinks={})))
+    assert "; try " in " ".join(words.split("bottleneck")[1].split())
+
+
+def test_a_word_longer_than_a_row_stays_whole():
+    device = {"kind": "cpu", "name": "x" * 90, "why": "a-b"}
+    words = list(_cli_run.closing_words(report_of(device=device, warnings=[], sources=[], sinks={})))
+    assert words[2:5] == ["device        cpu,", f"              {'x' * 90}", "              (a-b)"]
 
 
 def test_the_closing_words_name_sources_that_failed_once():
@@ -439,6 +504,50 @@ def test_plain_lines_come_every_five_seconds_of_the_run(capsys):
         "framepipe: 50/100 frames, 50.0 fps, 10.0 s",
         "framepipe: 50 frames, 50.0 fps, 15.5 s, 3 dropped, stopping",
     ]
+
+
+ON_GPU: dict[str, Any] = {
+    "pinned_bytes": 12_400_000,
+    "device_bytes": 310_000_000,
+    "vram_free_bytes": 138_000_000_000,
+    "upload_bytes_per_s": 4.2e9,
+}
+
+
+def test_plain_lines_tell_of_a_gpu_where_there_is_one(capsys):
+    progress = _cli_progress.choose(quiet=False, results_on_stdout=False)
+    progress.show(statistics(5.0, **ON_GPU))
+    progress.show(statistics(10.0, **{**ON_GPU, "vram_free_bytes": None, "upload_bytes_per_s": None}))
+    assert capsys.readouterr().err.splitlines() == [
+        "framepipe: 50/100 frames, 50.0 fps, 5.00 s, upload 4.2 GB/s, pinned 12.4 MB, video memory 310.0 MB "
+        "(free 138.0 GB)",
+        "framepipe: 50/100 frames, 50.0 fps, 10.0 s, pinned 12.4 MB, video memory 310.0 MB",
+    ]
+
+
+def test_a_terminal_gets_a_line_about_a_gpu_below_the_bar(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    with _cli_progress.choose(quiet=False, results_on_stdout=False) as progress:
+        progress.show(statistics(**ON_GPU))
+        lines = terminal.getvalue().splitlines()
+    assert "50/100 frames" in lines[-2]
+    assert lines[-1] == "upload 4.2 GB/s · pinned 12.4 MB · video memory 310.0 MB (free 138.0 GB)"
+
+
+def test_what_takes_long_before_the_first_frame_is_told_once(fake, monkeypatch, capsys):
+    fake()
+    assert cli.main(["run", "p.yaml"]) == 0
+    assert capsys.readouterr().err.count("framepipe: compiling\n") == 1
+    assert cli.main(["run", "p.yaml", "-q"]) == 0
+    assert capsys.readouterr().err == ""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    assert cli.main(["run", "p.yaml"]) == 0
+    assert terminal.getvalue().count("framepipe: compiling\n") == 1
 
 
 def test_a_terminal_gets_a_bar_and_a_line_for_each_of_a_few_sources(monkeypatch, capsys):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from framepipe import _cli_doctor, cli, doctor
+from framepipe.device._packages import PACKAGES, newest_cuda
 
 H200 = "NVIDIA H200, 143771, 580.159.03, 9.0, 00000000:18:00.0\n"
 
@@ -77,7 +81,7 @@ def test_a_gpu_without_cupy_gets_the_pip_line(machine):
 
 def test_an_old_driver_is_told_before_a_package_is(machine):
     found = machine(smi=H200.replace("580.159.03", "470.82"))
-    assert found["advice"] == ["for the GPU: the driver 470.82 is too old for CUDA 12: update it (525 or newer)"]
+    assert found["advice"] == ["for the GPU: update the NVIDIA driver to 525 or newer"]
 
 
 def test_a_gpu_that_works(machine):
@@ -85,6 +89,71 @@ def test_a_gpu_that_works(machine):
     found = machine(smi=H200, packages={"cupy-cuda12x": "14.2.0", "pyarrow": "1"}, cupy=works)
     assert (found["device"], found["advice"]) == ("cuda", [])
     assert found["cupy"]["cuda"] == 12090
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "package", "advice"),
+    [
+        ("580.159.03", "9.0", "cupy-cuda13x", f"pip install {' '.join(PACKAGES[13])}"),
+        ("580.159.03", "9.0", "cupy-cuda12x", f"pip install {' '.join(PACKAGES[12])}"),
+        ("579.1", "9.0", "cupy-cuda13x", f"pip uninstall cupy-cuda13x, then pip install {' '.join(PACKAGES[12])}"),
+        ("580.159.03", "7.0", "cupy-cuda13x", f"pip uninstall cupy-cuda13x, then pip install {' '.join(PACKAGES[12])}"),
+        (
+            "580.159.03",
+            "[N/A]",
+            "cupy-cuda11x",
+            f"pip uninstall cupy-cuda11x, then pip install {' '.join(PACKAGES[12])}",
+        ),
+        ("524.9", "9.0", "cupy-cuda12x", "update the NVIDIA driver to 525 or newer"),
+    ],
+)
+def test_the_line_suits_the_driver_the_gpu_and_what_is_installed(machine, driver, capability, package, advice):
+    smi = H200.replace("580.159.03", driver).replace("9.0", capability)
+    broken = {"works": False, "error": "cannot open libnvrtc", "cuda": None}
+    found = machine(smi=smi, packages={package: "14.2.0", "pyarrow": "1"}, cupy=broken)
+    assert found["advice"][-1].endswith(f": {advice}")
+
+
+def test_cupy_for_a_newer_driver_than_there_is(machine):
+    error = (
+        "CUDARuntimeError: cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version"
+    )
+    broken = {"works": False, "error": error, "cuda": None}
+    packages = {"cupy-cuda13x": "14.2.0", "pyarrow": "1"}
+    found = machine(smi=H200.replace("580.159.03", "570.86"), packages=packages, cupy=broken)
+    assert found["advice"][-1].startswith("CuPy is for a newer driver than 570.86: pip uninstall cupy-cuda13x, then ")
+    found = machine(packages=packages, cupy=broken)
+    assert found["cupy"]["error"] == "there is no NVIDIA driver"
+    assert found["why"] == "there is no NVIDIA GPU"
+    assert found["advice"] == [
+        "CuPy is installed, but there is no NVIDIA driver: install one on this machine, or go on with the CPU"
+    ]
+    found = machine(packages=packages, cupy={**broken, "error": "cannot open libnvrtc"})
+    assert found["advice"][-1].endswith(f": pip install {' '.join(PACKAGES[13])}"), "no nvidia-smi is not no driver"
+    files = {
+        "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 2023"
+    }
+    found = machine(files, packages=packages, cupy=broken)
+    assert found["advice"] == [
+        "the NVIDIA driver 535.104.05 shows no GPU: see nvidia-smi; a container must be given its GPUs"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda"),
+    [("580", 13), ("579.99", 12), ("525.60", 12), ("524", 11), ("", None), (None, None), ("[N/A]", None)],
+)
+def test_which_cuda_a_driver_serves(driver, cuda):
+    assert newest_cuda(driver) == cuda
+
+
+def test_what_is_advised_is_what_the_extras_install():
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    for cuda, packages in PACKAGES.items():
+        assert [re.split("[<>=]", name)[0] for name in extras[f"cuda{cuda}"]] == [
+            re.split("[<>=]", name.strip('"'))[0] for name in packages
+        ]
 
 
 def test_cupy_that_fails_or_crashes(machine, monkeypatch):
@@ -99,6 +168,10 @@ def test_cupy_that_fails_or_crashes(machine, monkeypatch):
     assert "crashed" in found["advice"][0]
     monkeypatch.setenv("CUPY_CACHE_DIR", "C:\\Users\\Jürgen\\cache")
     assert any("set CUPY_CACHE_DIR" in line for line in machine(smi=H200, packages=packages, cupy=broken)["advice"])
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: "C:\\Users\\Jürgen\\env")
+    assert any(
+        "make the environment in" in line for line in machine(smi=H200, packages=packages, cupy=broken)["advice"]
+    )
 
 
 def test_two_cupy_packages_hide_each_other(machine):

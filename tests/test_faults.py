@@ -154,10 +154,10 @@ def test_a_callback_fails(clip):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_filler_fails(clip, device, monkeypatch):
-    def fill(self, frames, slot, spec):
-        if slot.items[0].index >= 5:
+    def fill(self, frame, i, slot, spec):
+        if slot.ticket >= 5:
             raise Boom("while filling")
-        return original(self, frames, slot, spec)
+        return original(self, frame, i, slot, spec)
 
     stager = Direct if device == "cpu" else Pooled
     original = stager.fill

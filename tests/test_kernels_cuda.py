@@ -18,7 +18,7 @@ from framepipe.frame import FrameSpec, Planes
 from framepipe.kernels import _cuda_code, _cuda_draw, _cuda_picture, cpu, cuda
 from framepipe.kernels._colour import component
 from framepipe.kernels._draw import Mark
-from framepipe.stager import copy_planes
+from framepipe.planecopy import PlaneCopy
 from framepipe.testing import pattern_frames
 
 METHODS = ["nearest", "bilinear", "area"]
@@ -174,9 +174,9 @@ def test_rgb_of_decoded_frames():
         frames = pattern_frames(3, 98, 51, name)
         spec = FrameSpec.of(frames[0])
         slab = np.zeros((3, spec.nbytes), np.uint8)
-        views = spec.views(slab)
+        room = PlaneCopy(slab, spec)
         for i, frame in enumerate(frames):
-            copy_planes(frame, slab, views, i, spec)
+            room.put(i, frame)
         planes = Planes(spec, 3, slab=slab)
         for accuracy in ("exact", "fast"):
             same(cuda.to_rgb(on_gpu(planes), accuracy=accuracy), rgb_of(planes), name)

@@ -35,8 +35,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 INSTALL = "python -m pip install "
 _FENCE = re.compile(r"^```(\w*) ?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _VARIES = re.compile(r"(?<=in )[\d.]+ m?s\b|(?<=\()[\d.]+ (?:fps|kB|MB)(?=\))")
-_PACE = re.compile(r"^(bottleneck: |framepipe: \d+/\d+ frames).*\n", re.MULTILINE)
-_MACHINE = re.compile(r"(?<=device: cpu, ).*?(?= \()")
+_PACE = re.compile(r"^(bottleneck  .*\n(  .*\n)*|framepipe: \d+/\d+ frames.*\n)", re.MULTILINE)
+_MACHINE = re.compile(r"(?<=device        cpu,)\s.*?(?=\s\()")
 
 
 @dataclass
@@ -147,8 +147,11 @@ def test_what_is_compared():
     assert not same("250 frames in 1.65 s", "249 frames in 1.65 s")
     assert not same("wrote a", "wrote a\nwarning: b")
     assert not same("1 0.04 s", "1 0.05 s")
-    assert same("wrote a", "framepipe: 9/250 frames, 2.0 fps, 5.1 s\nbottleneck: decoding\nwrote a\n")
-    assert same("device: cpu, x86_64 (auto: …)", "device: cpu, Intel64 Family 6 (auto: why)")
+    assert same(
+        "wrote a", "framepipe: 9/250 frames, 2.0 fps, 5.1 s\nbottleneck    decoding:\n              slow\nwrote a\n"
+    )
+    assert same("device        cpu, x86_64 (auto: …)", "device        cpu, Intel64 Family 6 (auto: why)")
+    assert not same("device        cpu, x86_64 (auto: …)", "device        cuda, x86_64 (auto: why)")
 
 
 def test_every_fence_is_a_block_and_every_text_follows_something_that_ran():

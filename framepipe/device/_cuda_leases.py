@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import cupy as cp
 import numpy as np
 
+from framepipe.device._cuda_errors import CUDA_ERRORS
+
 if TYPE_CHECKING:
-    from framepipe.device.cuda import CudaDevice, CudaStream
+    from framepipe.device._cuda_streams import CudaStream
+    from framepipe.device.cuda import CudaDevice
 
 
 class Block:
@@ -84,24 +87,27 @@ class Outputs:
             with cp.cuda.Device(self._device.number):
                 event = cp.cuda.Event(block=False, disable_timing=True)
                 event.record(cp.cuda.get_current_stream())
-        except cp.cuda.runtime.CUDARuntimeError:
+        except CUDA_ERRORS:
             return  # the context is lost, and nothing will be used again
         block.behind.append(event)
 
     def give(self, block: Block) -> None:
         self.mark(block)
-        if self._closed:
-            self._device.ledger.add("device", -block.nbytes)
-        else:
-            self._free[block.nbytes].append(block)
+        self._free[block.nbytes].append(block)
+        if self._closed:  # looked at last: another thread may close just now
+            self.trim()
+            self._device.free_unused()
 
     def trim(self) -> None:
         """Let go of every block that nobody holds, behind whoever used it last."""
         for free in list(self._free.values()):
             while free:
-                block = free.popleft()
+                try:
+                    block = free.popleft()
+                except IndexError:  # pragma: no cover - another thread took it
+                    break
                 # The pool hands it out again without asking. Once the context is lost it hands nothing out.
-                with contextlib.suppress(cp.cuda.runtime.CUDARuntimeError):
+                with contextlib.suppress(*CUDA_ERRORS):
                     for event in block.behind:
                         event.synchronize()
                 self._device.ledger.add("device", -block.nbytes)

@@ -7,6 +7,7 @@ calls do nothing because everything is done when it returns, on ``simulated`` th
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from framepipe.errors import DeviceMemoryError
 from framepipe.memory import Ledger
+from framepipe.units import format_bytes
+
+_SLICE_S = 0.1
 
 
 class Event(ABC):
@@ -54,6 +59,22 @@ class Stream(ABC):
         """Block the calling thread until all work on this stream is finished."""
 
 
+class Timer(ABC):
+    """How long a device takes between two points of a stream."""
+
+    @abstractmethod
+    def start(self, stream: Stream) -> None:
+        """Mark the first point, behind the work enqueued so far."""
+
+    @abstractmethod
+    def stop(self, stream: Stream) -> None:
+        """Mark the second one."""
+
+    @abstractmethod
+    def seconds(self) -> float:
+        """The time between them; both must have been passed."""
+
+
 class Device(ABC):
     """A place where pictures are processed, owned by one pipeline.
 
@@ -68,6 +89,10 @@ class Device(ABC):
     default_accuracy: str = "exact"
     host_shared: bool = True
     """True where host and device memory are the same, so that no upload or read-back is needed."""
+    memory_limit_nbytes: int | None = None
+    """The most device memory that this pipeline may hold (`limit_memory`), or None."""
+    host_limit_nbytes: int | None = None
+    """How much a ring should page-lock at most on a system that has little of it to give; None elsewhere."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -86,6 +111,10 @@ class Device(ABC):
     @abstractmethod
     def event(self, name: str) -> Event:
         """A new event, finished until it is recorded."""
+
+    def timer(self) -> Timer | None:
+        """A new timer, or None where the host's clock says it all (or nothing)."""
+        return None
 
     @abstractmethod
     def host_empty(self, nbytes: int, *, pinned: bool) -> np.ndarray:
@@ -107,6 +136,13 @@ class Device(ABC):
     def empty(self, shape: tuple[int, ...], dtype: Any, stream: Stream) -> Any:
         """Output memory for work on ``stream``, recycled by lease: reused only behind the last holder's work."""
 
+    def limit_memory(self, nbytes: int) -> None:
+        """Hold no more than ``nbytes`` of device memory; going beyond raises `DeviceMemoryError`. Before its first use.
+
+        Where nothing counts device memory this is only a warning.
+        """
+        self.warnings.append(f"device_memory has no effect on {self.kind}, which has no memory of its own to limit")
+
     def trim(self) -> None:  # noqa: B027
         """Let go of recycled memory that nobody holds: pictures of another size are coming."""
 
@@ -121,6 +157,9 @@ class Device(ABC):
     @abstractmethod
     def host_output(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Host memory that results are read back to, page-locked on a GPU, recycled when its last holder drops it."""
+
+    def host_reserve(self, nbytes: int, count: int) -> None:  # noqa: B027
+        """Make ``count`` blocks of `host_output` beforehand, so that none is made in the run."""
 
     @abstractmethod
     def upload(self, dst: Any, src: np.ndarray, stream: Stream) -> None:
@@ -147,6 +186,9 @@ class Device(ABC):
         """Make this device, its allocator and ``stream`` current in the calling thread."""
         return nullcontext()
 
+    def prepare(self, tell: Callable[[str], None]) -> None:  # noqa: B027
+        """Get done what would keep the first frames waiting; ``tell`` hears, once, what takes long (`patiently`)."""
+
     def host_access(self, array: np.ndarray, *, write: bool) -> None:  # noqa: B027
         """Say that the calling thread now reads or writes host memory which streams copy from or to."""
 
@@ -160,6 +202,10 @@ class Device(ABC):
     def observe(self, stamp: Any) -> None:  # noqa: B027
         """Take over what another thread had seen when it made ``stamp``."""
 
+    def explain(self, error: BaseException) -> BaseException:
+        """``error``, or what it means where a library of this device raised it."""
+        return error
+
     def flush(self, stream: Stream) -> None:  # noqa: B027
         """Push queued launches to the hardware (WDDM holds them back until something does)."""
 
@@ -167,9 +213,57 @@ class Device(ABC):
         """Take a reading of device memory, for the least that was free; costs microseconds."""
 
     def vram(self) -> list[dict[str, Any]]:
-        """Readings of device memory in bytes, each with its source; empty where there is none."""
+        """Readings of device memory in bytes, each with its source; empty where there is none.
+
+        ``free`` is the last one, ``free_start``, ``free_least`` and ``free_end`` (None until `close`) are of the run.
+        """
         return []
 
     @abstractmethod
     def close(self) -> None:
         """Wait for every stream, then give all memory back. Idempotent; goes on after an error."""
+
+
+def memory_error(
+    wanted: int | None, held: int, free: int | None, limit: int | None = None, limit_name: str = "device_memory"
+) -> DeviceMemoryError:
+    """The error for ``wanted`` bytes that cannot be had, or that ``limit`` forbids; None is not known."""
+    if limit is None:
+        text = "device memory is exhausted: "
+    elif limit_name == "device_memory":
+        text = f"this pipeline's own limit is reached, device_memory: {limit} ({format_bytes(limit)}): "
+    else:
+        text = f"the limit set by {limit_name} is reached ({format_bytes(limit)}): "
+    parts = ["CUDA itself wanted some" if wanted is None else f"{wanted} bytes wanted ({format_bytes(wanted)})"]
+    parts.append(f"{held} held by this pipeline ({format_bytes(held)})")
+    if free is not None:
+        parts.append(f"{free} free on the device ({format_bytes(free)})")
+    helps = "a smaller staging batch or depth, smaller pictures and holding fewer frames need less"
+    return DeviceMemoryError(f"{text}{', '.join(parts)}; {helps}")
+
+
+def patiently(work: Callable[[], Any], tell: Callable[[str], None], words: str, after_s: float = 0.5) -> None:
+    """Do ``work``, and ``tell`` the ``words`` if it is not done after ``after_s`` seconds.
+
+    The work has a thread of its own, so that the caller waits in short slices and hears signals; ``tell`` is called by
+    the caller's. Raises what the work raises, and returns when it has ended.
+    """
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="framepipe-prepare", daemon=True)
+    thread.start()
+    try:
+        thread.join(after_s)
+        if thread.is_alive():
+            tell(words)
+    finally:
+        while thread.is_alive():
+            thread.join(_SLICE_S)
+    if errors:
+        raise errors[0]

@@ -6,8 +6,10 @@ stream. Waiting threads sleep (blocking-sync events); spinning would cost a core
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import platform
 import sys
 import threading
 import warnings
@@ -19,74 +21,17 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from framepipe.device._cuda_errors import CUDA_ERRORS, OUT_OF_MEMORY, PIN_REFUSED, explain, explained
 from framepipe.device._cuda_leases import Lease, Outputs, Share
-from framepipe.device.base import Device, Event, Stream
-from framepipe.errors import ClosedError, DeviceError, DeviceUnavailableError
+from framepipe.device._cuda_streams import CudaEvent, CudaStream, CudaTimer
+from framepipe.device.base import Device, Stream, memory_error, patiently
+from framepipe.errors import ClosedError, DeviceError, DeviceMemoryError, DeviceUnavailableError
 from framepipe.memory import RecyclingPool, aligned_empty
 
-_CudaError = cp.cuda.runtime.CUDARuntimeError
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost
-_PIN_REFUSED = (1, 2, 208, 801)
-"""InvalidValue, MemoryAllocation, AlreadyMapped, NotSupported: what a refused pin has been seen to return."""
-_STICKY = (700, 701, 702, 709, 710, 714, 715, 716, 717, 718, 719)
-"""Errors after which a context is lost: illegal address, launch failure and their like."""
+_WSL_NBYTES = 512 << 20
+"""WSL 2 page-locks 0.5 to 1 GB in all, for everybody (reports differ); the ring takes no more than the least."""
 _owner_pid: int | None = None
-
-
-def _explain(error: Exception) -> DeviceError:
-    status = getattr(error, "status", None)
-    if status in _STICKY:
-        return DeviceError(f"the GPU context is lost ({error}): nothing more can run in this process; start a new one")
-    return DeviceError(f"CUDA failed: {error}")
-
-
-class CudaEvent(Event):
-    """A CUDA event with blocking synchronisation and without timing."""
-
-    __slots__ = ("_event", "_recorded", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._event = cp.cuda.Event(block=True, disable_timing=True)
-        self._recorded = False
-
-    def record(self, stream: Stream) -> None:
-        assert isinstance(stream, CudaStream)
-        self._event.record(stream.raw)
-        self._recorded = True
-
-    def done(self) -> bool:
-        return not self._recorded or bool(self._event.done)
-
-    def synchronize(self) -> None:
-        if self._recorded:
-            try:
-                self._event.synchronize()
-            except _CudaError as error:
-                raise _explain(error) from error
-
-
-class CudaStream(Stream):
-    """A non-blocking CUDA stream; ``raw`` is CuPy's object, ``ptr`` the handle for other libraries."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.raw = cp.cuda.Stream(non_blocking=True)
-        self.ptr = self.raw.ptr
-
-    def wait(self, event: Event) -> None:
-        assert isinstance(event, CudaEvent)
-        if event._recorded:
-            self.raw.wait_event(event._event)
-
-    def synchronize(self) -> None:
-        try:
-            # An event, because cudaStreamSynchronize spins unless the whole device is set to block.
-            event = cp.cuda.Event(block=True, disable_timing=True)
-            event.record(self.raw)
-            event.synchronize()
-        except _CudaError as error:
-            raise _explain(error) from error
 
 
 class CudaDevice(Device):
@@ -99,6 +44,7 @@ class CudaDevice(Device):
     xp = cp
     host_shared = False
 
+    @explained
     def __init__(self, number: int = 0) -> None:
         super().__init__()
         _check_fork()
@@ -117,26 +63,42 @@ class CudaDevice(Device):
         self._outputs = Outputs(self)
         self._host_outputs = _PinnedPool(self)
         self._lock = threading.Lock()  # guards _pinned and _refused
+        self.host_limit_nbytes = _WSL_NBYTES if "microsoft" in platform.release().lower() else None
         with self._device:
             self._free_start, self._total = (int(value) for value in cp.cuda.runtime.memGetInfo())
-        self._free_least = self._free_start
+        self._free_least = self._free = self._free_start
         self._free_end: int | None = None
 
     @property
     def kernels(self) -> ModuleType:
         return importlib.import_module("framepipe.kernels.cuda")
 
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        def compile_all() -> None:
+            # The stage that launches what cannot be compiled raises and says why; others need not care.
+            with self._device, contextlib.suppress(Exception):
+                self.kernels.prepare()
+
+        patiently(compile_all, tell, "compiling GPU kernels (once for this version and driver)…")
+
     # -- order ---------------------------------------------------------------------------------------------------
 
+    @explained
     def stream(self, name: str) -> CudaStream:
         with self._device:
             stream = CudaStream(name)
         self._streams.append(stream)
         return stream
 
+    @explained
     def event(self, name: str) -> CudaEvent:
         with self._device:
             return CudaEvent(name)
+
+    @explained
+    def timer(self) -> CudaTimer:
+        with self._device:
+            return CudaTimer()
 
     @contextmanager
     def current(self, stream: Stream) -> Iterator[None]:
@@ -144,47 +106,84 @@ class CudaDevice(Device):
         with self._device, cp.cuda.using_allocator(self.malloc), stream.raw:
             yield
 
+    @explained
     def enqueue(
         self, stream: Stream, work: Callable[[], None], reads: Sequence[Any] = (), writes: Sequence[Any] = ()
     ) -> None:
         assert isinstance(stream, CudaStream)
-        try:
-            with stream.raw:
-                work()
-        except _CudaError as error:
-            raise _explain(error) from error
+        with stream.raw:
+            work()
+
+    def explain(self, error: BaseException) -> BaseException:
+        if isinstance(error, CUDA_ERRORS) and getattr(error, "status", None) == OUT_OF_MEMORY:
+            return self._memory_error(None)  # what CUDA itself needs: code, local memory, a library's workspace
+        return explain(error)
 
     def flush(self, stream: Stream) -> None:
         if sys.platform == "win32":
             cp.cuda.runtime.streamQuery(stream.ptr)
 
+    @explained
     def watch(self) -> None:
-        self._free_least = min(self._free_least, int(cp.cuda.runtime.memGetInfo()[0]))
+        self._free = int(cp.cuda.runtime.memGetInfo()[0])
+        self._free_least = min(self._free_least, self._free)
 
     def vram(self) -> list[dict[str, Any]]:
         reading = {"free_start": self._free_start, "free_least": self._free_least, "free_end": self._free_end}
-        return [{"source": "cudaMemGetInfo", "device": self.number, "total": self._total, **reading}]
+        return [
+            {"source": "cudaMemGetInfo", "device": self.number, "total": self._total, "free": self._free, **reading}
+        ]
 
     # -- memory --------------------------------------------------------------------------------------------------
 
+    def limit_memory(self, nbytes: int) -> None:
+        self.memory_limit_nbytes = nbytes
+        with self._device:
+            self._pool.set_limit(size=nbytes)
+
+    @explained
     def malloc(self, nbytes: int) -> Any:
-        """Device memory of the pipeline's own pool (what CuPy allocates in its threads comes from here too)."""
+        """Device memory of the pipeline's own pool (what CuPy allocates in its threads comes from here too).
+
+        Raises `DeviceMemoryError` if there is none even without what the pipeline keeps to use again.
+        """
         if self._closed:
             raise ClosedError("the device of this pipeline is closed")
-        memory = self._pool.malloc(nbytes)
+        try:
+            memory = self._pool.malloc(nbytes)
+        except cp.cuda.memory.OutOfMemoryError:
+            memory = self._malloc_again(nbytes)
         total = self._pool.total_bytes()
         with self.ledger._lock:
             self.ledger.peak["device"] = max(self.ledger.peak.get("device", 0), total)
         return memory
+
+    def _malloc_again(self, nbytes: int) -> Any:
+        self._outputs.trim()
+        self._pool.free_all_blocks()
+        try:
+            return self._pool.malloc(nbytes)
+        except cp.cuda.memory.OutOfMemoryError as error:
+            raise self._memory_error(nbytes) from error
+
+    def _memory_error(self, nbytes: int | None) -> DeviceMemoryError:
+        with self._device:
+            held, limit = int(self._pool.total_bytes()), int(self._pool.get_limit())
+            free = int(cp.cuda.runtime.memGetInfo()[0])
+        # CuPy counts in units of 512 bytes, and takes a limit from the environment too.
+        if nbytes is None or not limit or held + -(-nbytes // 512) * 512 <= limit:
+            return memory_error(nbytes, held, free)
+        own = self.memory_limit_nbytes is not None
+        return memory_error(nbytes, held, free, limit, "device_memory" if own else "CUPY_GPU_MEMORY_LIMIT")
 
     def host_empty(self, nbytes: int, *, pinned: bool) -> np.ndarray:
         if pinned and not self._refused:
             try:
                 with self._device:
                     memory = cp.cuda.PinnedMemory(nbytes, 0)
-            except _CudaError as error:
-                if getattr(error, "status", None) not in _PIN_REFUSED:
-                    raise _explain(error) from error
+            except CUDA_ERRORS as error:
+                if getattr(error, "status", None) not in PIN_REFUSED:
+                    raise explain(error) from error
                 self._refuse(nbytes, error)
             else:
                 block = np.frombuffer(cp.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
@@ -217,6 +216,7 @@ class CudaDevice(Device):
     def fixed_free(self, block: Any) -> None:
         self.ledger.add("device", -block.nbytes)
 
+    @explained
     def empty(self, shape: tuple[int, ...], dtype: Any, stream: Stream) -> Any:
         assert isinstance(stream, CudaStream)
         return self._outputs.lease(shape, np.dtype(dtype), stream)
@@ -237,9 +237,14 @@ class CudaDevice(Device):
     def host_output(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return self._host_outputs.empty(shape, dtype)
 
+    @explained
+    def host_reserve(self, nbytes: int, count: int) -> None:
+        self._host_outputs.reserve(nbytes, count)
+
     def upload(self, dst: Any, src: np.ndarray, stream: Stream) -> None:
         _copy(dst.data.ptr, dst.strides, src.ctypes.data, src.strides, src.shape, src.itemsize, _TO_DEVICE, stream)
 
+    @explained
     def download(self, dst: np.ndarray, src: Any, stream: Stream) -> None:
         with self._device:
             if not src.flags.c_contiguous:
@@ -248,6 +253,7 @@ class CudaDevice(Device):
                     src = cp.ascontiguousarray(src)
             cp.cuda.runtime.memcpyAsync(dst.ctypes.data, src.data.ptr, dst.nbytes, _TO_HOST, stream.ptr)
 
+    @explained
     def to_host(self, array: Any) -> np.ndarray:
         with self._device:
             host: np.ndarray = cp.asnumpy(array)
@@ -268,7 +274,7 @@ class CudaDevice(Device):
     def close(self) -> None:
         if self._closed:
             return
-        lost: Exception | None = None
+        lost: BaseException | None = None
         for stream in self._streams:
             try:
                 stream.synchronize()
@@ -276,15 +282,20 @@ class CudaDevice(Device):
                 lost = lost or error
         try:
             with self._device:
-                self._free_end = int(cp.cuda.runtime.memGetInfo()[0])
-        except _CudaError as error:
-            lost = lost or _explain(error)
+                self._free = self._free_end = int(cp.cuda.runtime.memGetInfo()[0])
+        except CUDA_ERRORS as error:
+            lost = lost or explain(error)
         self._closed = True
         self._outputs.close()
         self._host_outputs.close()
-        self._pool.free_all_blocks()
+        self.free_unused()
         if lost is not None:
             raise lost
+
+    def free_unused(self) -> None:
+        """Give the pool's unused memory back to the device; nothing where the context is lost."""
+        with contextlib.suppress(*CUDA_ERRORS), self._device:
+            self._pool.free_all_blocks()
 
 
 def _copy(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-import importlib.util
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+from framepipe.device._packages import install_line
 from framepipe.device.base import Device
 from framepipe.errors import ConfigError, DeviceUnavailableError
 from framepipe.registry import did_you_mean
 
 NAMES = ("auto", "cpu", "cuda", "simulated")
-PACKAGES = {12: "cupy-cuda12x", 13: "cupy-cuda13x"}
+_CUPY = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
+_NO_DRIVER = "there is no NVIDIA driver on this machine"
 
 
 @dataclass(frozen=True)
@@ -60,37 +63,72 @@ def choose(name: str) -> Choice:
 @cache
 def why_not(number: int = 0) -> str:
     """Why a GPU cannot be used, with the line that would help; empty where a kernel compiled and ran."""
-    installed = [package for package in PACKAGES.values() if _installed(package)]
-    if len(installed) > 1:
-        return f"{' and '.join(installed)} are installed side by side and disturb each other; uninstall one"
-    if importlib.util.find_spec("cupy") is None:
-        return "CuPy is not installed: pip install 'framepipe[cuda12]' (or cuda13, for drivers from 580 on)"
+    present = [name for name in _CUPY if _installed(name)]
     try:
-        import cupy as cp
-
-        driver = cp.cuda.runtime.driverGetVersion()
+        cupy = importlib.import_module("cupy")
+        driver = int(cupy.cuda.runtime.driverGetVersion())
+        runtime = int(cupy.cuda.runtime.runtimeGetVersion())
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+            return f"CuPy is not installed: {install_line(None)}"
+        if len(present) > 1:
+            return _several(present, None)
+        if any(library in str(error) for library in ("libcuda.so", "nvcuda.dll")):
+            return _NO_DRIVER
         return f"CuPy cannot be loaded ({_first_line(error)})"
     if not driver:
-        return "there is no NVIDIA driver on this machine"
+        return _NO_DRIVER
+    if len(present) > 1:
+        return _several(present, driver // 1000)
+    # Within one major version an older driver runs what a newer toolkit made, if perhaps not all of it.
+    if runtime // 1000 > driver // 1000:
+        return _too_old(driver, runtime, present)
+    return _no_device(cupy, number) or _no_kernel(cupy, number, driver, runtime, present)
+
+
+def _several(present: list[str], cuda: int | None) -> str:
+    return f"{' and '.join(present)} are installed side by side and disturb each other: {install_line(cuda, present)}"
+
+
+def _no_device(cupy: Any, number: int) -> str:
     try:
-        count = cp.cuda.runtime.getDeviceCount()
+        count = int(cupy.cuda.runtime.getDeviceCount())
     except Exception as error:
-        supports = f"{driver // 1000}.{driver % 1000 // 10}"
-        return f"no GPU can be used ({_first_line(error)}); the driver supports CUDA {supports}"
+        return f"no GPU can be used ({_first_line(error)})"
+    if not count:
+        return "the NVIDIA driver shows no GPU"
     if number >= count:
         return f"there is no cuda:{number}; this machine has {', '.join(f'cuda:{i}' for i in range(count))}"
-    try:
-        with cp.cuda.Device(number):
-            kernel = cp.RawKernel('extern "C" __global__ void probe(int* out) { out[0] = 42; }', "probe")
-            out = cp.zeros(1, cp.int32)
-            kernel((1,), (1,), (out,))
-            if int(out[0]) != 42:
-                return "a kernel ran and gave a wrong result"
-    except Exception as error:
-        extra = "cuda13" if driver >= 13000 else "cuda12"
-        return f"a kernel does not compile or run ({_first_line(error)}); try pip install 'framepipe[{extra}]'"
     return ""
+
+
+def _no_kernel(cupy: Any, number: int, driver: int, runtime: int, present: list[str]) -> str:
+    try:
+        with cupy.cuda.Device(number):
+            kernel = cupy.RawKernel('extern "C" __global__ void probe(int* out) { out[0] = 42; }', "probe")
+            out = cupy.zeros(1, cupy.int32)
+            kernel((1,), (1,), (out,))
+            return "" if int(out[0]) == 42 else "a kernel ran and gave a wrong result"
+    except Exception as error:
+        told = _first_line(error)
+        if "nvrtc" in str(error).lower():
+            # For the CuPy that is there, and not a second one beside it.
+            return f"the CUDA compiler (NVRTC) cannot be loaded ({told}): {install_line(driver // 1000, present)}"
+        if runtime > driver:
+            return f"a kernel does not compile or run ({told}); {_too_old(driver, runtime, present)}"
+        return f"a kernel does not compile or run ({told}); 'framepipe doctor' may tell more"
+
+
+def _too_old(driver: int, runtime: int, present: list[str]) -> str:
+    other = "update the driver, or else " if driver >= 12000 else ""
+    return (
+        f"CuPy is made for CUDA {_version(runtime)}, and the driver supports CUDA {_version(driver)} at most: "
+        f"{other}{install_line(driver // 1000, present)}"
+    )
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _installed(package: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from framepipe.device.base import Device, Event, Stream
+from framepipe.device.base import Device, Event, Stream, memory_error
 from framepipe.errors import ClosedError, HazardError
 from framepipe.memory import RecyclingPool, aligned_empty
 
@@ -224,6 +224,20 @@ class SimulatedDevice(Device):
 
     # -- memory -------------------------------------------------------------------------------------------------
 
+    def limit_memory(self, nbytes: int) -> None:
+        self.memory_limit_nbytes = nbytes
+
+    def keep_within_limit(self, nbytes: int, kind: str) -> None:
+        """Make room for ``nbytes`` more, or raise."""
+        limit = self.memory_limit_nbytes
+        if limit is None or kind != "device":
+            return
+        if self.ledger.bytes.get(kind, 0) + nbytes > limit:
+            with self.lock:
+                self._pools[kind].trim()
+        if (held := self.ledger.bytes.get(kind, 0)) + nbytes > limit:
+            raise memory_error(nbytes, held, None, limit)
+
     def host_empty(self, nbytes: int, *, pinned: bool) -> np.ndarray:
         return self._allocate(nbytes, "pinned" if pinned else "pageable")
 
@@ -254,6 +268,10 @@ class SimulatedDevice(Device):
             _merge(self.host_clock(), dropped)
             return array
 
+    def host_reserve(self, nbytes: int, count: int) -> None:
+        with self.lock:
+            self._pools["pinned"].reserve(nbytes, count)
+
     def regions(self, parts: Sequence[np.ndarray], label: str) -> None:
         with self.lock:
             for number, part in enumerate(parts):
@@ -282,6 +300,7 @@ class SimulatedDevice(Device):
         return [region for region in self._regions[first:last] if region.end > start]
 
     def _allocate(self, nbytes: int, kind: str) -> np.ndarray:
+        self.keep_within_limit(nbytes, kind)
         block = aligned_empty(nbytes)
         block[:] = POISON
         self.ledger.add(kind, nbytes)
@@ -324,6 +343,10 @@ class _TrackedPool(RecyclingPool):
         dropped = self._dropped.pop(start, {})
         self._device.track(array.reshape(-1), f"{self.kind} output")
         return array, dropped
+
+    def _new(self, nbytes: int) -> np.ndarray:
+        self._device.keep_within_limit(nbytes, self.kind)
+        return super()._new(nbytes)
 
     def _give(self, block: np.ndarray) -> None:
         with self._device.lock:

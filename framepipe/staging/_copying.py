@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from framepipe.device.base import Event, Stream
+from framepipe.errors import DeviceMemoryError
 from framepipe.frame import FrameSpec, Planes
-from framepipe.stager import Stager, copy_planes
+from framepipe.planecopy import PlaneCopy
+from framepipe.stager import Stager
 
 if TYPE_CHECKING:
     from framepipe.device.base import Device
@@ -27,32 +28,40 @@ class CopyingStager(Stager):
         self.shares_memory = device.host_shared
         self.halves: list[Any] = [None] * depth
         self.half_nbytes = 0
+        self.targets: dict[tuple[int, int, int], Any] = {}
 
-    def views(self, slot: Slot, spec: FrameSpec) -> tuple[Any, ...]:
-        """Plane views of the slot's memory, made once for each spec."""
-        views = slot.views.get(spec)
-        if views is None:
-            assert slot.memory is not None
-            views = slot.views[spec] = spec.views(slot.memory)
-        return views
-
-    def fill(self, frames: Sequence[Any], slot: Slot, spec: FrameSpec) -> None:
+    def fill(self, frame: Any, i: int, slot: Slot, spec: FrameSpec) -> None:
         assert slot.memory is not None
-        self.device.host_access(slot.memory, write=True)
-        views = self.views(slot, spec)
-        for i, frame in enumerate(frames):
-            copy_planes(frame, slot.memory, views, i, spec)
+        self.device.host_access(slot.memory[i], write=True)
+        room = slot.rooms.get(spec)
+        if room is None:
+            room = slot.rooms[spec] = PlaneCopy(slot.memory, spec)
+        room.put(i, frame)
 
     def plan_device(self, spec: FrameSpec) -> None:
         """Make the halves large enough; nothing is in flight."""
         need = spec.nbytes * self.batch
         if self.device.host_shared or need <= self.half_nbytes:
             return
+        self.targets.clear()  # first: they hold the memory that is given back
         for i, half in enumerate(self.halves):
             if half is not None:
                 self.device.fixed_free(half)
-            self.halves[i] = self.device.fixed(need)
+                self.halves[i] = half = None  # before the new one is made
+            try:
+                self.halves[i] = self.device.fixed(need)
+            except DeviceMemoryError as error:
+                error.args = (f"no memory for {self.depth} uploads in flight (batches of {self.batch}): {error}",)
+                raise
         self.half_nbytes = need
+
+    def target(self, half: int, nbytes: int, n: int) -> Any:
+        """Room for ``n`` pictures in a half as (n, nbytes), made once: views of device memory are dear to make."""
+        target = self.targets.get((half, nbytes, n))
+        if target is None:
+            whole = self.halves[half][: self.batch * nbytes].reshape(self.batch, nbytes)
+            target = self.targets[half, nbytes, n] = whole[:n]
+        return target
 
     def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
         assert slot.memory is not None
@@ -60,12 +69,13 @@ class CopyingStager(Stager):
         if self.device.host_shared:
             return Planes(spec, n, slab=slot.memory[:n])
         source = slot.memory[:n, : spec.nbytes]
-        target = self.halves[half][: self.batch * spec.nbytes].reshape(self.batch, spec.nbytes)[:n]
+        target = self.target(half, spec.nbytes, n)
         self.device.upload(target, source, stream)
         copied.record(stream)
         return Planes(spec, n, slab=target)
 
     def close(self) -> None:
+        self.targets.clear()
         for half in self.halves:
             if half is not None:
                 self.device.fixed_free(half)

@@ -32,14 +32,15 @@ class Direct(CopyingStager):
         super().open(device, slots, batch, depth)
         self.kept: dict[int, Sequence[Any]] = {}
 
-    def fill(self, frames: Sequence[Any], slot: Slot, spec: FrameSpec) -> None:
-        slot.frames = frames
+    def fill(self, frame: Any, i: int, slot: Slot, spec: FrameSpec) -> None:
+        slot.frames[i] = frame
 
     def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
-        frames, n = slot.frames, len(slot.items)
+        n = len(slot.items)
+        frames = slot.frames[:n]
         if self.shares_memory:
             return Planes(spec, n, frames=frames)
-        block = self.halves[half][: self.batch * spec.nbytes].reshape(self.batch, spec.nbytes)[:n]
+        block = self.target(half, spec.nbytes, n)
         for i, frame in enumerate(frames):
             for plane, layout in zip(frame_planes(frame, spec), spec.planes, strict=True):
                 rows = plane.reshape(layout.height, layout.row_samples).view("uint8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,14 +22,19 @@ class PerFrame(CopyingStager):
 
     def plan(self, spec: FrameSpec, ring: Sequence[Slot] = ()) -> bool:
         self.ring = ring
+        self.pinning = {slot.index: threading.Lock() for slot in ring}  # each guards its slot's memory and pinned_for
+        self.pinned_for: dict[int, int] = {}
         return False
 
-    def fill(self, frames: Sequence[Any], slot: Slot, spec: FrameSpec) -> None:
-        self._free(slot)  # its fence was waited for: the copy out of it is done
-        block = self.device.host_empty(self.batch * spec.nbytes, pinned=True)
-        slot.memory = block.reshape(self.batch, spec.nbytes)
-        slot.views = {}
-        super().fill(frames, slot, spec)
+    def fill(self, frame: Any, i: int, slot: Slot, spec: FrameSpec) -> None:
+        with self.pinning[slot.index]:
+            if self.pinned_for.get(slot.index) != slot.ticket:
+                self.pinned_for[slot.index] = slot.ticket
+                self._free(slot)  # its fence was waited for: the copy out of it is done
+                block = self.device.host_empty(self.batch * spec.nbytes, pinned=True)
+                slot.memory = block.reshape(self.batch, spec.nbytes)
+                self.device.regions(list(slot.memory), f"slot {slot.index}, picture")
+        super().fill(frame, i, slot, spec)
 
     def close(self) -> None:
         super().close()
@@ -37,5 +43,5 @@ class PerFrame(CopyingStager):
 
     def _free(self, slot: Slot) -> None:
         if slot.memory is not None:
-            block, slot.memory, slot.views = slot.memory.reshape(-1), None, {}
+            block, slot.memory, slot.rooms = slot.memory.reshape(-1), None, {}
             self.device.host_free(block)

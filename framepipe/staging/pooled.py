@@ -35,12 +35,12 @@ class Pooled(CopyingStager):
             return False
         self._free()
         for slot in ring:
-            slot.memory, slot.views = None, {}
+            slot.memory, slot.rooms = None, {}
         self.slab = self.device.host_empty(self.slots * self.batch * spec.nbytes, pinned=self.pinned)
         self.capacity = spec.nbytes
         for slot, memory in zip(ring, carve(self.slab, self.slots, self.batch, spec.nbytes), strict=True):
             slot.memory = memory
-        self.device.regions([slot.memory for slot in ring if slot.memory is not None], "slot")
+            self.device.regions(list(memory), f"slot {slot.index}, picture")
         return True
 
     def close(self) -> None:

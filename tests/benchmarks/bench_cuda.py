@@ -27,10 +27,10 @@ import numpy as np
 from framepipe.frame import Batch, FrameSpec
 from framepipe.parts import cpus
 from framepipe.pipeline import Pipeline
+from framepipe.planecopy import PlaneCopy
 from framepipe.sinks.discard import Discard
 from framepipe.sources.file import File
 from framepipe.stage import Stage
-from framepipe.stager import copy_planes
 from framepipe.stages.rgb import Rgb
 from framepipe.testing import FrameList, pattern_frames
 
@@ -124,9 +124,8 @@ def many_bare(path: str, files: int) -> float:
         for frame in loop_frames(path, 1, 1):
             if memory is None:
                 spec = FrameSpec.of(frame)
-                memory = np.empty((1, spec.nbytes), np.uint8)
-                views = spec.views(memory)
-            copy_planes(frame, memory, views, 0, spec)
+                memory = PlaneCopy(np.empty((1, spec.nbytes), np.uint8), spec)
+            memory.put(0, frame)
             counts[number] += 1
 
     return _together(work, files, counts)
@@ -166,24 +165,24 @@ def bus_rate(nbytes: int = 256 << 20) -> float:
     return statistics.median(rates)
 
 
-def staged(frames: list[av.VideoFrame], times: int, fillers: int, strategy: str = "pooled") -> float:
+def staged(frames: list[av.VideoFrame], times: int, fillers: int, batch: int) -> float:
     """Bytes a second from ready frames through the ring to the device."""
     source = FrameList(name="ready", frames=frames, loop=times)
-    options = {"strategy": strategy, "fillers": fillers, "slots": 2 * fillers + 4, "depth": 4}
+    options = {"strategy": "pooled", "fillers": fillers, "slots": 2 * fillers + 4, "depth": 4, "batch": batch}
     clock = Clock()
     with Pipeline([source], [], [_counter(clock)], device="cuda", staging=options, threads=2) as pipeline:
         pipeline.run()
     return clock.fps * FrameSpec.of(frames[0]).nbytes
 
 
-def copied(frames: list[av.VideoFrame], times: int, threads: int) -> float:
+def copied(frames: list[av.VideoFrame], times: int, threads: int, batch: int) -> float:
     """Bytes a second that so many threads copy between the same buffers, without ring and upload."""
     spec = FrameSpec.of(frames[0])
-    slots = 2 * threads + 4
+    slots = (2 * threads + 4) * batch
     memory = cp.cuda.PinnedMemory(slots * spec.nbytes, 0)
     slab = np.frombuffer(cp.cuda.PinnedMemoryPointer(memory, 0), np.uint8, slots * spec.nbytes)
     rows = [slab[i * spec.nbytes : (i + 1) * spec.nbytes].reshape(1, -1) for i in range(slots)]
-    views = [spec.views(row) for row in rows]
+    rooms = [PlaneCopy(row, spec) for row in rows]
     counts = [0] * threads
 
     def work(number: int) -> None:
@@ -191,7 +190,7 @@ def copied(frames: list[av.VideoFrame], times: int, threads: int) -> float:
         for turn in range(times):
             for k, frame in enumerate(frames[number::threads]):
                 slot = mine[(turn + k) % len(mine)]
-                copy_planes(frame, rows[slot], views[slot], 0, spec)
+                rooms[slot].put(0, frame)
                 counts[number] += 1
 
     return _together(work, threads, counts) * spec.nbytes
@@ -214,17 +213,18 @@ class Spin(Stage):
 
 
 def overlap(frames: list[av.VideoFrame], times: int) -> dict[str, float]:
-    """(T_copy + T_compute - T_both) / min of both, a frame, with a stage that costs twice the copy."""
+    """(T_copy + T_compute - T_both) / min of both, a batch of 8, with a stage that costs twice the copy."""
+    batch = 8
 
     def seconds(stages: list[Stage]) -> float:
         clock = Clock()
         source = FrameList(name="ready", frames=frames, loop=times)
-        staging = {"strategy": "pooled", "fillers": 8, "slots": 24, "depth": 3}
+        staging = {"strategy": "pooled", "fillers": 6, "slots": 16, "depth": 2, "batch": batch}
         with Pipeline([source], stages, [_counter(clock)], device="cuda", staging=staging, threads=2) as pipeline:
             pipeline.run()
-        return 1 / clock.fps
+        return batch / clock.fps
 
-    copy_s = FrameSpec.of(frames[0]).nbytes / bus_rate()
+    copy_s = batch * FrameSpec.of(frames[0]).nbytes / bus_rate()
     kernel = cp.RawKernel(SPIN, "spin")
     cycles = 1_000_000
     kernel((1,), (1,), (np.int64(cycles),))
@@ -329,13 +329,14 @@ def main() -> None:
         bus = bus_rate() / 1e9
         print(f"bus {bus:.1f} GB/s")
         results.append({"name": "bus, GB/s", "value": round(bus, 2)})
-        for fillers in (1, 8):
+        for fillers, batch in ((1, 1), (8, 1), (8, 8)):
             results.append(
-                pairs(f"staging 1080p, {fillers} fillers / copies alone, GB/s", lambda f=fillers: staged(frames, 20, f),
-                      lambda f=fillers: copied(frames, 20, f), n, 1e-9)
+                pairs(f"staging 1080p, {fillers} fillers, batch {batch} / copies alone, GB/s",
+                      lambda f=fillers, b=batch: staged(frames, 60, f, b),
+                      lambda f=fillers, b=batch: copied(frames, 60, f, b), n, 1e-9)
             )  # fmt: skip
     if wanted("overlap"):
-        result: dict[str, Any] = {"name": "overlap", **overlap(frames, 20)}
+        result: dict[str, Any] = {"name": "overlap", **overlap(frames, 60)}
         print(result)
         results.append(result)
     if options.out:
