@@ -168,7 +168,9 @@ def _table(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     name = f", {device['name']}" if device.get("name") else ""
     why = f" ({device['why']})" if device.get("why") else ""
     yield "device", f"{device.get('kind')}{name}{why}"
-    numbers = [f"{key} {staging[key]}" for key in ("slots", "depth", "batch", "fillers") if key in staging]
+    numbers = [
+        f"{key} {staging[key]}" for key in ("slots", "depth", "batch", "fillers") if staging.get(key, "auto") != "auto"
+    ]
     yield "staging", ", ".join([str(staging.get("strategy")), *numbers])
     if device.get("kind") != "cpu" and memory:
         uploaded, rate = report["upload"].get("bytes"), report["upload"].get("bytes_per_s")

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from framepipe.decoding import MISSES, Decoding
@@ -31,7 +32,8 @@ class DecodePool(Decoding):
     ``auto``, ``segments``, ``frame`` or ``linear``. At most ``threads`` sources of one ``group`` above 0 (a
     folder) are open at a time. Sources that may stall have a thread each beside the budget: they mostly wait.
     ``crash``, if set, is called with what no source is to blame for; ``tell`` when ``finished`` has got another one.
-    ``help`` takes a frame if it can without waiting and does with it what a taker would; workers call it.
+    ``help`` takes a frame if it can without waiting and does with it what a taker would; workers call it, inside
+    ``bound()``.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class DecodePool(Decoding):
         self.crash: Callable[[BaseException], None] | None = None
         self.tell: Callable[[], None] = lambda: None
         self.help: Callable[[], bool] = lambda: False
+        self.bound: Callable[[], AbstractContextManager[None]] = nullcontext
         self._name = name
         self._decode_step = tracer.wrap("framepipe.decode", self._step)
         # Guards units, busy, claimed, ended, _active and the two conditions; re-entrant because a signal handler
@@ -101,7 +104,8 @@ class DecodePool(Decoding):
 
     def _guarded(self, feeds: list[Feed]) -> None:
         try:
-            self._serve(feeds)
+            with self.bound():
+                self._serve(feeds)
         except BaseException as error:
             if self.crash is None:
                 raise

@@ -71,6 +71,7 @@ class Engine:
         self._threads: list[threading.Thread] = []  # all but the sink thread
         self._sink = self._thread("sink", self._run)
         pool.crash = self.fail
+        pool.bound = device.bound
         pool.tell = lambda: self.runner.in_flight.put(SOURCE_ENDED)
 
     def start(self) -> None:
@@ -98,8 +99,12 @@ class Engine:
             raise
 
     def _thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            with self.device.bound():
+                target()
+
         # Daemons, because the interpreter joins others before it runs our exit hook, which ends these.
-        return threading.Thread(target=target, name=f"{self.name}-{name}", daemon=True)
+        return threading.Thread(target=run, name=f"{self.name}-{name}", daemon=True)
 
     def stop(self) -> None:
         """End soon: what is in flight is still delivered, the rest dropped. Any thread, signal handlers too."""

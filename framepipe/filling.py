@@ -123,6 +123,8 @@ class Fillers:
         finally:
             self._taking.release()
         if job is None:
+            if self.held is not None:
+                self.pool.nudge()  # it waits in no queue any more, so nothing else tells a filler of it
             return False
         if not job.at and not job.batch.closed:
             self.pool.nudge()  # a filler has to know when the time of this batch runs out

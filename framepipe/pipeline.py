@@ -270,7 +270,8 @@ class Pipeline:
             stager.open(device, slots, options.batch, options.depth)
             opened.append(stager.close)
             for stage in stages:
-                stage.open(device)
+                with device.bound():
+                    stage.open(device)
                 opened.append(stage.close)
             context = SinkContext(self._infos, self._overwrite)
             for sink in self._sinks:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -290,3 +293,42 @@ def test_a_refused_pin_falls_back_once(clip, monkeypatch):
         report = pipeline.run()
     assert len(calls) == 1 and report.memory["pinned_bytes"] == 0 and report.memory["pageable_bytes"] > 0
     assert any("page-lock" in warning for warning in report.warnings)
+
+
+ELSEWHERE = r"""
+import json, sys
+import cupy as cp
+import pynvml
+from framepipe.pipeline import Pipeline
+from framepipe.registry import find
+
+pynvml.nvmlInit()
+first = pynvml.nvmlDeviceGetHandleByPciBusId(cp.cuda.runtime.deviceGetPCIBusId(0))
+before = pynvml.nvmlDeviceGetMemoryInfo(first).used
+frames, places = [], set()
+stages = [find("stages", "rgb")(accuracy="exact"), find("stages", "motion")(warmup=5)]
+with Pipeline([sys.argv[1]], stages, ["discard"], device="cuda:1", staging={"batch": 4}) as pipeline:
+    for frame in pipeline:
+        places.add(frame.image.device.id)
+        frames.append((frame.index, frame.meta["motion"], int(frame.numpy().sum())))
+    during = pynvml.nvmlDeviceGetMemoryInfo(first).used
+json.dump({"frames": frames, "places": list(places), "grown": during - before}, sys.stdout)
+"""
+
+
+def test_everything_is_on_the_device_that_was_asked_for(clip):
+    """Also the context: that of the first GPU is never made (some hundred MB)."""
+    import cupy as cp
+
+    pytest.importorskip("pynvml")
+    if cp.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two GPUs")
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(clip)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["places"] == [1] and found["grown"] == 0
+    with Pipeline([clip], [_stage("rgb"), _stage("motion")], ["discard"], device="cpu") as pipeline:
+        wanted = [[f.index, f.meta["motion"], int(f.numpy().sum())] for f in pipeline]
+    assert found["frames"] == wanted

@@ -74,7 +74,7 @@ def test_the_calls_and_copies_that_cuda_saw(kind, clip, tmp_path):
     torch.cuda.init()
     seen: list[Any] = []
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         with pipeline(kind, clip, tmp_path, seen) as run:
             run.run()
     trace = tmp_path / "trace.json"

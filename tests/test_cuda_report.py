@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from framepipe.device.select import why_not
+from framepipe.frame import FrameSpec
 from framepipe.pipeline import Pipeline
 from framepipe.report import Statistics
 from framepipe.sources.synthetic import Synthetic
@@ -30,7 +31,7 @@ def test_live_statistics_and_the_report_tell_of_memory_and_uploads():
         assert 0 < now.device_bytes_peak <= report.memory["device_bytes_peak"]
         assert 0 < now.vram_free_bytes < report.memory["vram"][0]["total"]
     assert any(now.upload_bytes_per_s for now in seen)
-    assert report.upload["bytes"] == 200 * 320 * 240 * 3 // 2
+    assert report.upload["bytes"] == 200 * FrameSpec(320, 240, "yuv420p").nbytes  # rows of a slot are aligned
     reading = report.memory["vram"][0]
     assert 0 < reading["free_least"] <= reading["free_start"] and reading["free_end"] == reading["free"] > 0
 

@@ -11,6 +11,7 @@ import cupy as cp
 import numpy as np
 
 from framepipe.device._cuda_errors import CUDA_ERRORS
+from framepipe.device._current import current
 
 if TYPE_CHECKING:
     from framepipe.device._cuda_streams import CudaStream
@@ -84,7 +85,7 @@ class Outputs:
     def mark(self, block: Block) -> None:
         """The calling thread's current stream is the last user so far."""
         try:
-            with cp.cuda.Device(self._device.number):
+            with current(self._device.number):
                 event = cp.cuda.Event(block=False, disable_timing=True)
                 event.record(cp.cuda.get_current_stream())
         except CUDA_ERRORS:

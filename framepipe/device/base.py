@@ -182,6 +182,10 @@ class Device(ABC):
         ``reads`` and ``writes`` are the arrays it touches, checked on ``simulated``.
         """
 
+    def bound(self) -> AbstractContextManager[None]:
+        """Make this device current in the calling thread, and no other one; threads of the pipeline begin with it."""
+        return nullcontext()
+
     def current(self, stream: Stream) -> AbstractContextManager[Any]:
         """Make this device, its allocator and ``stream`` current in the calling thread."""
         return nullcontext()

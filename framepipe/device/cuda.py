@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 from framepipe.device._cuda_errors import CUDA_ERRORS, OUT_OF_MEMORY, PIN_REFUSED, explain, explained
 from framepipe.device._cuda_leases import Lease, Outputs, Share
 from framepipe.device._cuda_streams import CudaEvent, CudaStream, CudaTimer
+from framepipe.device._current import current
 from framepipe.device.base import Device, Stream, memory_error, patiently
 from framepipe.errors import ClosedError, DeviceError, DeviceMemoryError, DeviceUnavailableError
 from framepipe.memory import RecyclingPool, aligned_empty
@@ -54,7 +55,6 @@ class CudaDevice(Device):
             raise DeviceUnavailableError(f"there is no cuda:{number} on this machine; there is {there}")
         self.number = number
         self.name = _name(number)
-        self._device = cp.cuda.Device(number)
         self._pool = cp.cuda.MemoryPool()
         self._closed = False
         self._pinned: dict[int, Any] = {}
@@ -64,7 +64,7 @@ class CudaDevice(Device):
         self._host_outputs = _PinnedPool(self)
         self._lock = threading.Lock()  # guards _pinned and _refused
         self.host_limit_nbytes = _WSL_NBYTES if "microsoft" in platform.release().lower() else None
-        with self._device:
+        with self.bound():
             self._free_start, self._total = (int(value) for value in cp.cuda.runtime.memGetInfo())
         self._free_least = self._free = self._free_start
         self._free_end: int | None = None
@@ -76,7 +76,7 @@ class CudaDevice(Device):
     def prepare(self, tell: Callable[[str], None]) -> None:
         def compile_all() -> None:
             # The stage that launches what cannot be compiled raises and says why; others need not care.
-            with self._device, contextlib.suppress(Exception):
+            with self.bound(), contextlib.suppress(Exception):
                 self.kernels.prepare()
 
         patiently(compile_all, tell, "compiling GPU kernels (once for this version and driver)…")
@@ -85,25 +85,28 @@ class CudaDevice(Device):
 
     @explained
     def stream(self, name: str) -> CudaStream:
-        with self._device:
+        with self.bound():
             stream = CudaStream(name)
         self._streams.append(stream)
         return stream
 
     @explained
     def event(self, name: str) -> CudaEvent:
-        with self._device:
+        with self.bound():
             return CudaEvent(name)
 
     @explained
     def timer(self) -> CudaTimer:
-        with self._device:
+        with self.bound():
             return CudaTimer()
+
+    def bound(self) -> AbstractContextManager[None]:
+        return current(self.number)
 
     @contextmanager
     def current(self, stream: Stream) -> Iterator[None]:
         assert isinstance(stream, CudaStream)
-        with self._device, cp.cuda.using_allocator(self.malloc), stream.raw:
+        with self.bound(), cp.cuda.using_allocator(self.malloc), stream.raw:
             yield
 
     @explained
@@ -138,7 +141,7 @@ class CudaDevice(Device):
 
     def limit_memory(self, nbytes: int) -> None:
         self.memory_limit_nbytes = nbytes
-        with self._device:
+        with self.bound():
             self._pool.set_limit(size=nbytes)
 
     @explained
@@ -167,7 +170,7 @@ class CudaDevice(Device):
             raise self._memory_error(nbytes) from error
 
     def _memory_error(self, nbytes: int | None) -> DeviceMemoryError:
-        with self._device:
+        with self.bound():
             held, limit = int(self._pool.total_bytes()), int(self._pool.get_limit())
             free = int(cp.cuda.runtime.memGetInfo()[0])
         # CuPy counts in units of 512 bytes, and takes a limit from the environment too.
@@ -179,16 +182,17 @@ class CudaDevice(Device):
     def host_empty(self, nbytes: int, *, pinned: bool) -> np.ndarray:
         if pinned and not self._refused:
             try:
-                with self._device:
+                with self.bound():
                     memory = cp.cuda.PinnedMemory(nbytes, 0)
             except CUDA_ERRORS as error:
                 if getattr(error, "status", None) not in PIN_REFUSED:
                     raise explain(error) from error
                 self._refuse(nbytes, error)
             else:
-                block = np.frombuffer(cp.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
+                pinned_memory = _Pinned(memory, nbytes, self.number)
+                block = np.asarray(pinned_memory)
                 with self._lock:
-                    self._pinned[block.ctypes.data] = memory
+                    self._pinned[block.ctypes.data] = pinned_memory
                 self.ledger.add("pinned", nbytes)
                 return block
         self.ledger.add("pageable", nbytes)
@@ -208,7 +212,7 @@ class CudaDevice(Device):
         self.ledger.add("pinned" if pinned is not None else "pageable", -block.nbytes)
 
     def fixed(self, nbytes: int) -> Any:
-        with self._device:
+        with self.bound():
             memory = self.malloc(nbytes)
         self.ledger.add("device", nbytes)
         return cp.ndarray((nbytes,), cp.uint8, memory)
@@ -246,7 +250,7 @@ class CudaDevice(Device):
 
     @explained
     def download(self, dst: np.ndarray, src: Any, stream: Stream) -> None:
-        with self._device:
+        with self.bound():
             if not src.flags.c_contiguous:
                 assert isinstance(stream, CudaStream)
                 with stream.raw:
@@ -255,7 +259,7 @@ class CudaDevice(Device):
 
     @explained
     def to_host(self, array: Any) -> np.ndarray:
-        with self._device:
+        with self.bound():
             host: np.ndarray = cp.asnumpy(array)
             return host
 
@@ -277,11 +281,12 @@ class CudaDevice(Device):
         lost: BaseException | None = None
         for stream in self._streams:
             try:
-                stream.synchronize()
+                with self.bound():
+                    stream.synchronize()
             except DeviceError as error:
                 lost = lost or error
         try:
-            with self._device:
+            with self.bound():
                 self._free = self._free_end = int(cp.cuda.runtime.memGetInfo()[0])
         except CUDA_ERRORS as error:
             lost = lost or explain(error)
@@ -294,7 +299,7 @@ class CudaDevice(Device):
 
     def free_unused(self) -> None:
         """Give the pool's unused memory back to the device; nothing where the context is lost."""
-        with contextlib.suppress(*CUDA_ERRORS), self._device:
+        with contextlib.suppress(*CUDA_ERRORS), self.bound():
             self._pool.free_all_blocks()
 
 
@@ -324,6 +329,21 @@ def _check_fork() -> None:
             "start workers with multiprocessing.get_context('spawn')"
         )
     _owner_pid = os.getpid()
+
+
+class _Pinned:
+    """Keeps a page-locked block for as long as an array over it lives, and frees it on its own device."""
+
+    __slots__ = ("__array_interface__", "_memory", "_number")
+
+    def __init__(self, memory: Any, nbytes: int, number: int) -> None:
+        self._memory, self._number = memory, number
+        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (memory.ptr, False), "version": 3}
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with current(self._number):
+                self._memory = None
 
 
 class _PinnedPool(RecyclingPool):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from framepipe.device._current import current
 from framepipe.device._packages import install_line
 from framepipe.device.base import Device
 from framepipe.errors import ConfigError, DeviceUnavailableError
@@ -104,7 +105,7 @@ def _no_device(cupy: Any, number: int) -> str:
 
 def _no_kernel(cupy: Any, number: int, driver: int, runtime: int, present: list[str]) -> str:
     try:
-        with cupy.cuda.Device(number):
+        with current(number):
             kernel = cupy.RawKernel('extern "C" __global__ void probe(int* out) { out[0] = 42; }', "probe")
             out = cupy.zeros(1, cupy.int32)
             kernel((1,), (1,), (out,))

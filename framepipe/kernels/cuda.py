@@ -60,12 +60,9 @@ def prepare() -> float:
     began = time.perf_counter()
     number = cupy().cuda.runtime.getDevice()
 
-    def compile_one(program: Program) -> None:
-        with cupy().cuda.Device(number):
-            program.module()
-
-    with ThreadPoolExecutor(thread_name_prefix="framepipe compile") as pool:
-        list(pool.map(compile_one, _PROGRAMS))
+    choose = cupy().cuda.runtime.setDevice  # in threads that end with it
+    with ThreadPoolExecutor(thread_name_prefix="framepipe compile", initializer=choose, initargs=(number,)) as pool:
+        list(pool.map(Program.module, _PROGRAMS))
     return time.perf_counter() - began
 
 

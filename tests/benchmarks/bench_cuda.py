@@ -9,7 +9,7 @@ faster. Start-up (opening, compiling, pinning) is left out: rates are taken betw
 from __future__ import annotations
 
 import argparse
-import contextlib
+import importlib.util
 import json
 import os
 import statistics
@@ -28,10 +28,12 @@ from framepipe.frame import Batch, FrameSpec
 from framepipe.parts import cpus
 from framepipe.pipeline import Pipeline
 from framepipe.planecopy import PlaneCopy
+from framepipe.registry import register
 from framepipe.sinks.discard import Discard
 from framepipe.sources.file import File
 from framepipe.stage import Stage
 from framepipe.stages.rgb import Rgb
+from framepipe.staging.pooled import Pooled
 from framepipe.testing import FrameList, pattern_frames
 
 SPIN = 'extern "C" __global__ void spin(long long n) { long long end = clock64() + n; while (clock64() < end) {} }'
@@ -142,7 +144,7 @@ def _together(work: Callable[[int], None], threads: int, counts: list[int]) -> f
 
 
 def many_ours(path: str, files: int) -> float:
-    with Pipeline([path] * files, [], ["discard"], device="cuda", staging={"fillers": 2}) as pipeline:
+    with Pipeline([path] * files, [], ["discard"], device="cuda", staging={"batch": 8}) as pipeline:
         report = pipeline.run()
     return report.frames["delivered"] / report.seconds
 
@@ -212,19 +214,18 @@ class Spin(Stage):
         self._kernel((1,), (1,), (np.int64(self.cycles),))
 
 
-def overlap(frames: list[av.VideoFrame], times: int) -> dict[str, float]:
-    """(T_copy + T_compute - T_both) / min of both, a batch of 8, with a stage that costs twice the copy."""
-    batch = 8
+@register("prefilled")
+@dataclass(kw_only=True)
+class Prefilled(Pooled):
+    """`Pooled` that copies into each slot once: what is behind the ring, measured without what is before it."""
 
-    def seconds(stages: list[Stage]) -> float:
-        clock = Clock()
-        source = FrameList(name="ready", frames=frames, loop=times)
-        staging = {"strategy": "pooled", "fillers": 6, "slots": 16, "depth": 2, "batch": batch}
-        with Pipeline([source], stages, [_counter(clock)], device="cuda", staging=staging, threads=2) as pipeline:
-            pipeline.run()
-        return batch / clock.fps
+    def fill(self, frame: Any, i: int, slot: Any, spec: FrameSpec) -> None:
+        if slot.ticket < self.slots:
+            super().fill(frame, i, slot, spec)
 
-    copy_s = batch * FrameSpec.of(frames[0]).nbytes / bus_rate()
+
+def cycles_for(seconds: float) -> int:
+    """How many clock cycles `Spin` needs to take so long."""
     kernel = cp.RawKernel(SPIN, "spin")
     cycles = 1_000_000
     kernel((1,), (1,), (np.int64(cycles),))
@@ -234,9 +235,24 @@ def overlap(frames: list[av.VideoFrame], times: int) -> dict[str, float]:
         kernel((1,), (1,), (np.int64(cycles),))
     end.record()
     end.synchronize()
-    a_cycle_s = cp.cuda.get_elapsed_time(start, end) / 1e3 / 20 / cycles
+    return int(seconds / (cp.cuda.get_elapsed_time(start, end) / 1e3 / 20 / cycles))
+
+
+def overlap(frames: list[av.VideoFrame], times: int) -> dict[str, float]:
+    """(T_copy + T_compute - T_both) / min of both, a batch of 8, with a stage that costs twice the copy."""
+    batch = 8
+
+    def seconds(stages: list[Stage]) -> float:
+        clock = Clock()
+        source = FrameList(name="ready", frames=frames, loop=times)
+        staging = {"strategy": "prefilled", "fillers": 2, "slots": 8, "depth": 2, "batch": batch}
+        with Pipeline([source], stages, [_counter(clock)], device="cuda", staging=staging, threads=1) as pipeline:
+            pipeline.run()
+        return batch / clock.fps
+
+    copy_s = batch * FrameSpec.of(frames[0]).nbytes / bus_rate()
     compute_s = 2 * copy_s
-    both_s = seconds([Spin(cycles=int(compute_s / a_cycle_s))])
+    both_s = statistics.median(seconds([Spin(cycles=cycles_for(compute_s))]) for _ in range(5))
     return {
         "copy_us": copy_s * 1e6,
         "compute_us": compute_s * 1e6,
@@ -248,14 +264,18 @@ def overlap(frames: list[av.VideoFrame], times: int) -> dict[str, float]:
 # -- all of it --------------------------------------------------------------------------------------------------------
 
 
-def pairs(
-    name: str, one: Callable[[], float], other: Callable[[], float], count: int, scale: float = 1
-) -> dict[str, Any]:
-    """Alternating pairs; the ratio of the first to the second."""
-    first, second = [], []
+def rounds(
+    name: str, one: Callable[[], float], others: dict[str, Callable[[], float]], count: int
+) -> list[dict[str, Any]]:
+    """Rounds in which everybody runs once, in alternating order; the ratio of the first to each other in its round."""
+    rates: dict[str, list[float]] = {key: [] for key in ("", *others)}
     for number in range(count):
-        for which in ((first, one), (second, other))[:: 1 if number % 2 else -1]:
-            which[0].append(which[1]() * scale)
+        for key, run in [("", one), *others.items()][:: 1 if number % 2 else -1]:
+            rates[key].append(run())
+    return [_ratio(f"{name} / {other}", rates[""], rates[other]) for other in others]
+
+
+def _ratio(name: str, first: list[float], second: list[float]) -> dict[str, Any]:
     ratios = sorted(a / b for a, b in zip(first, second, strict=True))
     result = {
         "name": name,
@@ -264,11 +284,22 @@ def pairs(
         "ratio_max": round(ratios[-1], 3),
         "value": round(statistics.median(first), 2),
         "baseline": round(statistics.median(second), 2),
-        "pairs": count,
+        "pairs": len(ratios),
     }
     spread = f"({ratios[0]:.2f}-{ratios[-1]:.2f})"
-    print(f"{name:44} {result['ratio']:6.3f}  {spread}  {result['value']} / {result['baseline']}", flush=True)
+    print(f"{name:52} {result['ratio']:6.3f}  {spread}  {result['value']} / {result['baseline']}", flush=True)
     return result
+
+
+def pairs(
+    name: str, one: Callable[[], float], other: Callable[[], float], count: int, scale: float = 1
+) -> dict[str, Any]:
+    """Alternating pairs; the ratio of the first to the second."""
+    first, second = [], []
+    for number in range(count):
+        for which in ((first, one), (second, other))[:: 1 if number % 2 else -1]:
+            which[0].append(which[1]() * scale)
+    return _ratio(name, first, second)
 
 
 def main() -> None:
@@ -286,33 +317,16 @@ def main() -> None:
     def wanted(name: str) -> bool:
         return not options.only or any(part in name for part in options.only)
 
-    rgb = [Rgb()]
     if wanted("file"):
-        results.append(
-            pairs("one file, rgb / bare decode", lambda: ours(clip, loop, [Rgb()]), lambda: bare(clip, loop), n)
-        )
-    if wanted("asarray"):
-        results.append(
-            pairs(
-                "one file, rgb / PyAV rgb24, cupy.asarray",
-                lambda: ours(clip, loop, [Rgb()]),
-                lambda: asarray(clip, loop),
-                n,
-            )
-        )
-    if wanted("torch"):
-        with contextlib.suppress(ImportError):
-            results.append(
-                pairs(
-                    "one file, rgb / OpenCV, torch",
-                    lambda: ours(clip, loop, [Rgb()]),
-                    lambda: opencv_torch(clip, loop),
-                    n,
-                )
-            )
-    if wanted("pinning"):
-        per_frame = lambda: ours(clip, loop, [Rgb()], staging="per_frame")  # noqa: E731
-        results.append(pairs("one file, pooled / per_frame", lambda: ours(clip, loop, rgb), per_frame, n))
+        contenders: dict[str, Callable[[], float]] = {
+            "bare decode": lambda: bare(clip, loop),
+            "PyAV rgb24, cupy.asarray": lambda: asarray(clip, loop),
+            "OpenCV, torch": lambda: opencv_torch(clip, loop),
+            "staging per_frame": lambda: ours(clip, loop, [Rgb()], staging="per_frame"),
+        }
+        if importlib.util.find_spec("cv2") is None or importlib.util.find_spec("torch") is None:
+            del contenders["OpenCV, torch"]
+        results += rounds("one file to RGB", lambda: ours(clip, loop, [Rgb()]), contenders, n)
     if wanted("many"):
         files = options.files
         results.append(
