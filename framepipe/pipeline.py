@@ -30,7 +30,7 @@ from framepipe.sink import Sink, SinkContext, SourceInfo
 from framepipe.sinks._output import check_outputs
 from framepipe.source import Source
 from framepipe.stage import Stage
-from framepipe.stager import StagingOptions
+from framepipe.stager import TIMINGS, StagingOptions
 from framepipe.summary import Snapshots, Summary
 
 _SLICE_S = 0.1
@@ -267,6 +267,8 @@ class Pipeline:
             fillers = min(4, max(1, self._threads // 4)) if options.fillers == "auto" else options.fillers
             slots = options.depth + 1 + fillers if options.slots == "auto" else options.slots
             stager = registry.find("staging", options.strategy)()
+            stager.copy_threads = options.copy_threads
+            stager.timings = {what: [] for what in TIMINGS} if options.measure else None
             stager.open(device, slots, options.batch, options.depth)
             opened.append(stager.close)
             for stage in stages:

@@ -7,8 +7,11 @@ not one a plane. ``av_image_copy`` (libavutil/imgutils.h) is in the library that
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,9 @@ _Pointers = ctypes.c_void_p * 4
 _Lines = ctypes.c_int * 4
 _SMALL = 1 << 18
 """Bytes of a picture that is copied with the interpreter lock held: the copy takes less than getting it back."""
+
+_LARGE = 1 << 20
+"""Bytes of a picture from which on copying in strips pays: waking a thread takes as long as copying 300 kB."""
 
 
 class PlaneCopy:
@@ -42,8 +48,11 @@ class PlaneCopy:
         else:
             self._copy, self._format = None, -1
 
-    def put(self, i: int, frame: Any) -> None:
-        """Copy the planes of ``frame``, an `av.VideoFrame` of this spec, to picture ``i``."""
+    def put(self, i: int, frame: Any, together: CopyThreads | None = None) -> None:
+        """Copy the planes of ``frame``, an `av.VideoFrame` of this spec, to picture ``i``.
+
+        Where ``together`` is given a large picture is copied in strips by those threads and the calling one.
+        """
         planes = frame.planes
         sizes = tuple([plane.line_size for plane in planes])
         lines = self._lines.get(sizes)
@@ -54,7 +63,26 @@ class PlaneCopy:
                 np.copyto(view[i], plane_view(plane, layout, self.spec))
             return
         source = _Pointers(*[plane.buffer_ptr for plane in planes])
-        self._copy(self._to[i], self._pitches, source, lines, self._format, self.spec.width, self.spec.height)
+        if together is None or self.spec.nbytes < _LARGE:
+            self._copy(self._to[i], self._pitches, source, lines, self._format, self.spec.width, self.spec.height)
+            return
+        together.run([partial(self._strip, i, source, sizes, lines, *rows) for rows in self._strips(together.count)])
+
+    def _strip(
+        self, i: int, source: Any, sizes: tuple[int, ...], lines: Any, first: int, rows: int, ups: tuple[int, ...]
+    ) -> None:
+        """Copy ``rows`` rows from row ``first`` on; ``ups`` shift rows of the picture to those of each plane."""
+        to, pitches = self._to[i], self._pitches
+        above = _Pointers(*[(to[k] or 0) + (first >> up) * pitches[k] for k, up in enumerate(ups)])
+        below = _Pointers(*[(source[k] or 0) + (first >> up) * sizes[k] for k, up in enumerate(ups)])
+        self._copy(above, pitches, below, lines, self._format, self.spec.width, rows)
+
+    def _strips(self, count: int) -> list[tuple[int, int, tuple[int, ...]]]:
+        """About equal strips of whole chroma rows: first row, rows, and the planes' shifts."""
+        ups = tuple(plane.h_shift for plane in self.spec.format.planes)
+        unit = 1 << max(ups)
+        each = -(-self.spec.height // (count * unit)) * unit
+        return [(at, min(each, self.spec.height - at), ups) for at in range(0, self.spec.height, each)]
 
     def _fits(self, sizes: tuple[int, ...]) -> bool:
         """Whether FFmpeg's planes are those of the spec, with rows as long as they must be."""
@@ -63,6 +91,52 @@ class PlaneCopy:
             return False
         itemsize = self.spec.format.itemsize
         return all(size >= plane.row_samples * itemsize for size, plane in zip(sizes, layouts, strict=True))
+
+
+class CopyThreads:
+    """Threads that copy strips of one picture side by side with whoever asks for it; ``count`` with that one."""
+
+    def __init__(self, count: int, name: str = "framepipe-copy") -> None:
+        self.count = count
+        self._jobs: SimpleQueue[tuple[Callable[[], None], SimpleQueue[BaseException | None]] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(count - 1)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def run(self, parts: Sequence[Callable[[], None]]) -> None:
+        """Do every part and return when all are done. Any thread; raises the first error of one."""
+        done: SimpleQueue[BaseException | None] = SimpleQueue()
+        for part in parts[1:]:
+            self._jobs.put((part, done))
+        error: BaseException | None = None
+        try:
+            parts[0]()
+        except BaseException as own:
+            error = own
+        for _ in parts[1:]:  # memory that they write to may not be given back before
+            error = done.get() or error
+        if error is not None:
+            raise error
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            part, done = job
+            error: BaseException | None = None
+            try:
+                part()
+            except BaseException as failed:
+                error = failed
+            done.put(error)
+            del job, part, done  # a thread that waits keeps nobody's memory
+        self._jobs.put(None)
+
+    def close(self) -> None:
+        """End the threads; nobody is in `run` any more. Idempotent."""
+        self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
 
 
 @cache

@@ -171,7 +171,8 @@ class Runner:
             self._timing = []
         items = slot.items
         self.copy.wait(self.consumed[half])  # the edge back: the half is overwritten only behind its last reader
-        planes = self._upload(slot, spec, half, self.copy, slot.copied)
+        with self.stager.timed("upload"):
+            planes = self._upload(slot, spec, half, self.copy, slot.copied)
         self.uploaded += 0 if self.stager.shares_memory else spec.nbytes * len(items)
         self.compute.wait(slot.copied)  # the edge forward
         if not self.stager.shares_memory:

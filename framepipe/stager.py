@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from framepipe.errors import ConfigError
 from framepipe.frame import FrameSpec, Planes
@@ -24,7 +26,9 @@ class StagingOptions:
     ``strategy`` is a name of `framepipe list staging`, or ``auto``. ``slots`` is the number of host slots of
     ``batch`` pictures each, ``depth`` how many batches may be in flight on the device. A batch that has waited
     ``batch_timeout_s`` seconds goes on partial. ``fillers`` threads copy planes into slots; with ``auto`` the decoding
-    threads do, each a picture behind one that it decoded, and one filler sees to what is left.
+    threads do where there are several sources, each a picture behind one that it decoded, and one filler sees to what
+    is left. ``copy_threads`` copy a large picture together, in strips. ``measure`` takes the time of every copy,
+    allocation and release, for the report.
     """
 
     strategy: str = "auto"
@@ -33,11 +37,13 @@ class StagingOptions:
     batch: int = 1
     batch_timeout_s: float = 0.04
     fillers: int | Literal["auto"] = "auto"
+    copy_threads: int = 1
+    measure: bool = False
 
     def __post_init__(self) -> None:
         problems = [
             f"{key} is {value}; it must be at least 1"
-            for key in ("slots", "depth", "batch", "fillers")
+            for key in ("slots", "depth", "batch", "fillers", "copy_threads")
             if (value := getattr(self, key)) != "auto" and value < 1
         ]
         if self.batch_timeout_s < 0:
@@ -60,6 +66,15 @@ class Stager(Component):
 
     shares_memory: bool = False
     """True where stages read the slot's own memory, so that it is free only behind the last of them."""
+
+    copy_threads: int = 1
+    """How many threads copy a large picture together; set by the pipeline before `open`."""
+    timings: dict[str, list[float]] | None = None
+    """Seconds of every ``copy``, ``allocate``, ``release`` and ``upload`` where they are measured; see `timed`."""
+
+    def timed(self, what: str) -> AbstractContextManager[Any]:
+        """A context whose time is noted under ``what``, if times are measured. Any thread."""
+        return _NOTHING if self.timings is None else _timed(self.timings[what])
 
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         """Take the device and the numbers to allocate for."""
@@ -98,3 +113,17 @@ class Stager(Component):
 
     def close(self) -> None:
         """Give all memory back; every stream is idle."""
+
+
+TIMINGS = ("copy", "allocate", "release", "upload")
+"""What `Stager.timings` holds."""
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+@contextmanager
+def _timed(durations: list[float]) -> Iterator[None]:
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        durations.append(time.perf_counter() - began)

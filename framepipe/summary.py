@@ -36,6 +36,8 @@ class Summary:
                 "depth": engine.options.depth,
                 "batch": engine.options.batch,
                 "fillers": engine.options.fillers,
+                "copy_threads": engine.options.copy_threads,
+                **_timings(engine),
             },
             frames=frames,
             sources=[_source(feed) for feed in feeds],
@@ -161,6 +163,17 @@ def _bottleneck(engine: Engine, waits: dict[str, float | None]) -> str | None:
     runner = engine.runner
     busy_s = runner.ran_s - engine.ring.waited_s["get"] - runner.waited_s
     return reports.bottleneck(waits, engine.seconds, held_s=runner.waited_s, busy_s=busy_s)
+
+
+def _timings(engine: Engine) -> dict[str, dict[str, Any]]:
+    """What ``staging: {measure: true}`` asks for: ``copy_ms``, ``allocate_ms``, ``release_ms``, ``upload_ms``."""
+    told = {}
+    for what, seconds in (engine.stager.timings or {}).items():
+        durations = reports.Durations()
+        for each in seconds:
+            durations.add(each)
+        told[f"{what}_ms"] = durations.summary()
+    return told
 
 
 def _stages(engine: Engine) -> dict[str, dict[str, Any]]:

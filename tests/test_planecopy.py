@@ -141,12 +141,14 @@ def test_pictures_of_different_lines_share_a_room(library):
     assert len(room._lines) == 2
 
 
-@pytest.mark.parametrize("sizes", [(63, 32, 32), (64, 31, 32), (0, 0, 0), (64, 32), (64, 32, 32, 64)])
-def test_lines_that_do_not_fit_are_not_ffmpegs(sizes):
-    """It would read beyond them."""
-    spec = FrameSpec(64, 32, "yuv420p")
+@pytest.mark.parametrize(("name", "good"), [("yuv420p", (64, 32, 32)), ("yuv420p10le", (128, 64, 64))])
+def test_lines_that_do_not_fit_are_not_ffmpegs(name, good):
+    """It would read beyond them, or what is no plane."""
+    spec = FrameSpec(64, 32, name)
     room = PlaneCopy(np.empty((1, spec.nbytes), np.uint8), spec)
-    assert room._fits((64, 32, 32)) and not room._fits(sizes)
+    assert room._fits(good) and room._fits(tuple(2 * size for size in good))
+    assert not any(room._fits((*good[:i], good[i] - 1, *good[i + 1 :])) for i in range(3))
+    assert not any(room._fits(sizes) for sizes in ((0, 0, 0), tuple(-size for size in good), good[:2], (*good, 64)))
 
 
 def test_a_format_that_this_ffmpeg_does_not_know_is_copied_without_it(monkeypatch):

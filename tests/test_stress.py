@@ -28,7 +28,7 @@ import pytest
 from conftest import descriptors, make_clip, number_of, ours, picture
 from test_pipeline import balance
 
-from framepipe import registry
+from framepipe import decode, registry
 from framepipe.decode import DecodePool
 from framepipe.errors import ClosedError, FramepipeError
 from framepipe.feed import Feed
@@ -253,6 +253,8 @@ class Plan:
     stop_at: int = 0
     fault: str = ""
     interval_s: float = 0.005
+    large_nbytes: int = 1 << 20
+    """From which size on decoding threads look behind each picture whether they can fill."""
     fault_at: int = 0
     out: Path | None = None
     files: list[Sink] = field(default_factory=list)
@@ -303,9 +305,10 @@ def draw(seed: int, folder: Path) -> Plan:
             "depth": r.randint(1, 3),
             "batch": r.randint(1, 7),
             "batch_timeout_s": r.choice((0.0, 0.003, 0.04)),
-            "fillers": r.randint(1, 3),
+            "fillers": r.choice((1, 2, 3, "auto", "auto", "auto")),
         },
     }
+    plan.large_nbytes = r.choice((0, 0, 1 << 20))
     return plan
 
 
@@ -388,7 +391,7 @@ def run_one(seed: int, folder: Path) -> None:
 
 def _drive_and_check(plan: Plan) -> None:
     before = descriptors()
-    with _faulty_stager(plan):
+    with _faulty_stager(plan), mock.patch.object(decode, "_LARGE", plan.large_nbytes):
         try:
             _drive_pipeline(plan)
             _check_files(plan)

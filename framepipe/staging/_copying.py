@@ -9,7 +9,7 @@ import numpy as np
 from framepipe.device.base import Event, Stream
 from framepipe.errors import DeviceMemoryError
 from framepipe.frame import FrameSpec, Planes
-from framepipe.planecopy import PlaneCopy
+from framepipe.planecopy import CopyThreads, PlaneCopy
 from framepipe.stager import Stager
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class CopyingStager(Stager):
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         super().open(device, slots, batch, depth)
         self.shares_memory = device.host_shared
+        self.together = CopyThreads(self.copy_threads) if self.copy_threads > 1 else None
         self.halves: list[Any] = [None] * depth
         self.half_nbytes = 0
         self.targets: dict[tuple[int, int, int], Any] = {}
@@ -36,7 +37,7 @@ class CopyingStager(Stager):
         room = slot.rooms.get(spec)
         if room is None:
             room = slot.rooms[spec] = PlaneCopy(slot.memory, spec)
-        room.put(i, frame)
+        room.put(i, frame, self.together)
 
     def plan_device(self, spec: FrameSpec) -> None:
         """Make the halves large enough; nothing is in flight."""
@@ -75,6 +76,8 @@ class CopyingStager(Stager):
         return Planes(spec, n, slab=target)
 
     def close(self) -> None:
+        if self.together is not None:
+            self.together.close()
         self.targets.clear()
         for half in self.halves:
             if half is not None:

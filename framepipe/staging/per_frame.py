@@ -31,8 +31,10 @@ class PerFrame(CopyingStager):
             if self.pinned_for.get(slot.index) != slot.ticket:
                 self.pinned_for[slot.index] = slot.ticket
                 self._free(slot)  # its fence was waited for: the copy out of it is done
-                block = self.device.host_empty(self.batch * spec.nbytes, pinned=True)
+                with self.timed("allocate"):
+                    block = self.device.host_empty(self.batch * spec.nbytes, pinned=True)
                 slot.memory = block.reshape(self.batch, spec.nbytes)
+                del block  # the last reference is the slot's, or nothing would be freed when it is given back
                 self.device.regions(list(slot.memory), f"slot {slot.index}, picture")
         super().fill(frame, i, slot, spec)
 
@@ -43,5 +45,7 @@ class PerFrame(CopyingStager):
 
     def _free(self, slot: Slot) -> None:
         if slot.memory is not None:
-            block, slot.memory, slot.rooms = slot.memory.reshape(-1), None, {}
-            self.device.host_free(block)
+            with self.timed("release"):
+                block, slot.memory, slot.rooms = slot.memory.reshape(-1), None, {}
+                self.device.host_free(block)
+                del block

@@ -36,7 +36,8 @@ class Pooled(CopyingStager):
         self._free()
         for slot in ring:
             slot.memory, slot.rooms = None, {}
-        self.slab = self.device.host_empty(self.slots * self.batch * spec.nbytes, pinned=self.pinned)
+        with self.timed("allocate"):
+            self.slab = self.device.host_empty(self.slots * self.batch * spec.nbytes, pinned=self.pinned)
         self.capacity = spec.nbytes
         for slot, memory in zip(ring, carve(self.slab, self.slots, self.batch, spec.nbytes), strict=True):
             slot.memory = memory
@@ -49,5 +50,6 @@ class Pooled(CopyingStager):
 
     def _free(self) -> None:
         if self.slab is not None:
-            self.device.host_free(self.slab)
-            self.slab = None
+            with self.timed("release"):
+                self.device.host_free(self.slab)
+                self.slab = None
