@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import time
+import types
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 import framepipe
+from framepipe.device import select
 
 
 def picture(width: int, height: int, number: int, pix_fmt: str = "yuv420p") -> av.VideoFrame:
@@ -83,6 +85,17 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def clip(clips: Path) -> Path:
     """60 numbered pictures of 96x64 at 25 a second."""
     return clips / "a.mp4"
+
+
+@pytest.fixture(autouse=True)
+def _auto_is_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a GPU, too: tests of it are marked ``gpu`` and name it; for the others ``auto`` is the CPU."""
+    if request.node.get_closest_marker("gpu") or select.why_not():
+        return
+    plain = select.choose
+    choose = types.SimpleNamespace(choose=lambda name: plain("cpu" if name == "auto" else name))
+    monkeypatch.setattr("framepipe.pipeline.select", choose)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # for child processes
 
 
 def footage(name: str) -> Path:
