@@ -112,7 +112,7 @@ class Fillers:
                     self.ring.shutdown(drain=True)
 
     def help(self) -> bool:
-        """Fill one picture if it can be done without waiting; False if not. Decoding threads."""
+        """Fill one picture if there is one and a slot for it; False if not. Decoding threads."""
         if not self._taking.acquire(blocking=False):
             return False
         try:
@@ -146,26 +146,32 @@ class Fillers:
     def _take(self, limit: int, *, wait: bool) -> _Job | None:
         """Lock held: up to ``limit`` frames that are there, and their place in one slot; ``wait`` for the slot."""
         job: _Job | None = None
-        while job is None or (len(job.frames) < limit and not job.batch.closed):
-            got = self._next()
-            if got is None:
-                break
-            spec, batch = got[3], self._batch
-            if batch is not None and batch.spec is not spec and batch.spec != spec:
-                self.close()
-                batch = None
-            self.held = got  # until it has a place: there may be none, now or at all
-            if batch is None and (job is not None or (batch := self._begin(spec, wait)) is None):
-                break
-            self.held = None
-            if job is None:
-                job = _Job(batch, len(batch.items))
-            with self._counting:
-                batch.missing += 1
-            batch.items.append(got[2])
-            job.frames.append(got[1])
-            if len(batch.items) == self.options.batch:
-                self.close()
+        try:
+            while job is None or (len(job.frames) < limit and not job.batch.closed):
+                got = self._next()
+                if got is None:
+                    break
+                spec, batch = got[3], self._batch
+                if batch is not None and batch.spec is not spec and batch.spec != spec:
+                    self.close()
+                    batch = None
+                self.held = got  # until it has a place: there may be none, now or at all
+                if batch is None and (job is not None or (batch := self._begin(spec, wait)) is None):
+                    break
+                self.held = None
+                if job is None:
+                    job = _Job(batch, len(batch.items))
+                with self._counting:
+                    batch.missing += 1
+                batch.items.append(got[2])
+                job.frames.append(got[1])
+                if len(batch.items) == self.options.batch:
+                    self.close()
+        except BaseException:
+            if job is not None:  # nobody will copy what it has: the batch may not wait for that
+                with self._counting:
+                    job.batch.missing -= len(job.frames)
+            raise
         if self._batch is not None and (time.monotonic() >= self._batch.deadline or self.pool.exhausted):
             self.close()
         return job

@@ -182,8 +182,10 @@ def frame_planes(frame: av.VideoFrame, spec: FrameSpec) -> tuple[np.ndarray, ...
 
 def plane_view(plane: Any, layout: PlaneLayout, spec: FrameSpec) -> np.ndarray:
     """One of `frame_planes`."""
-    line = plane.line_size
+    line = abs(plane.line_size)
     rows = np.frombuffer(memoryview(plane), np.uint8, line * layout.height).reshape(layout.height, line)
+    if plane.line_size < 0:  # the picture lies upside down in memory
+        rows = rows[::-1]
     view = rows[:, : layout.row_samples * spec.format.itemsize].view(spec.format.dtype)
     if layout.channels > 1:
         view = view.reshape(layout.height, layout.width, layout.channels)

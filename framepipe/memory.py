@@ -1,7 +1,9 @@
-"""Host memory: aligned exact-size blocks, recycled output memory, and the ledger of every byte."""
+"""Host memory: aligned exact-size blocks, mappings, recycled output memory, and the ledger of every byte."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
 import threading
 from collections import deque
@@ -10,26 +12,49 @@ from typing import Any
 import numpy as np
 
 PAGE = 4096
+_TOUCHING = 8
+"""The most threads that touch a mapping: the system's own locks bound them."""
+_TOUCH_NBYTES = 4 << 20
+"""A thread more for each: about 3 ms of touching, many times what it takes to start one."""
 
 
 class Ledger:
-    """Bytes held now and at peak, and allocations made, by kind (``pinned``, ``pageable``, ``device``, …)."""
+    """Bytes held now and at peak, and allocations made, by kind (``pinned``, ``pageable``, ``device``, …).
+
+    ``bytes`` and ``peak`` are what was asked for, ``taken`` and ``peak_taken`` what it takes of the system: more where
+    an allocator rounds up or keeps a pool. Kinds in ``untold`` have an allocator that does not say.
+    """
 
     def __init__(self) -> None:
-        # Guards the three dictionaries below; re-entrant, because memory may be dropped by the collector, anywhere.
+        # Guards the dictionaries below; re-entrant, because memory may be dropped by the collector, anywhere.
         self._lock = threading.RLock()
         self.bytes: dict[str, int] = {}
         self.peak: dict[str, int] = {}
         self.allocations: dict[str, int] = {}
+        self.taken: dict[str, int] = {}
+        self.peak_taken: dict[str, int] = {}
+        self.untold: set[str] = set()
 
-    def add(self, kind: str, nbytes: int) -> None:
-        """Count an allocation (``nbytes`` > 0) or a release (< 0)."""
+    def add(self, kind: str, nbytes: int, taken: int | None = None) -> None:
+        """Count an allocation (``nbytes`` > 0) or a release (< 0) that took ``taken`` bytes (None: as many)."""
         with self._lock:
             now = self.bytes.get(kind, 0) + nbytes
             self.bytes[kind] = now
             self.peak[kind] = max(now, self.peak.get(kind, 0))
             if nbytes > 0:
                 self.allocations[kind] = self.allocations.get(kind, 0) + 1
+            self.take(kind, nbytes if taken is None else taken)
+
+    def take(self, kind: str, nbytes: int) -> None:
+        """Count what a pool took of the system (``nbytes`` > 0) or gave back, whoever asked for it."""
+        with self._lock:
+            now = self.taken.get(kind, 0) + nbytes
+            self.taken[kind] = now
+            self.peak_taken[kind] = max(now, self.peak_taken.get(kind, 0))
+
+    def most_taken(self, kind: str) -> int | None:
+        """The most bytes that ``kind`` took at a time; None where its allocator does not say."""
+        return None if kind in self.untold else self.peak_taken.get(kind, 0)
 
 
 def aligned_empty(nbytes: int, align: int = PAGE) -> np.ndarray:
@@ -37,6 +62,41 @@ def aligned_empty(nbytes: int, align: int = PAGE) -> np.ndarray:
     raw = np.empty(nbytes + align, np.uint8)
     at = -raw.ctypes.data % align
     return raw[at : at + nbytes]
+
+
+def whole_pages(nbytes: int) -> int:
+    """``nbytes`` rounded up to pages."""
+    return -(-nbytes // PAGE) * PAGE
+
+
+def mapping(nbytes: int, *, touch: bool = True) -> np.ndarray:
+    """A mapping of its own as a page-aligned uint8 array of exactly ``nbytes``, given back with the last array over it.
+
+    It shares no page with other memory, so that it can be page-locked by itself. Its pages are there already unless
+    ``touch`` is False; to get them is what costs, and several threads do it at once.
+    """
+    size = max(whole_pages(nbytes), PAGE)
+    if sys.platform == "win32":
+        area = mmap.mmap(-1, size)
+    else:  # a private one is cheaper to touch than the shared one of the default
+        area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block: np.ndarray = np.frombuffer(area, np.uint8, nbytes)
+    if touch:
+        _touch(block)
+    return block
+
+
+def _touch(block: np.ndarray) -> None:
+    # NumPy lets go of the interpreter lock in an assignment of this length.
+    parts = np.array_split(block[::PAGE], min(_TOUCHING, os.cpu_count() or 1, 1 + block.nbytes // _TOUCH_NBYTES))
+    threads = [
+        threading.Thread(target=part.fill, args=(0,), name="framepipe-touch", daemon=True) for part in parts[1:]
+    ]
+    for thread in threads:
+        thread.start()
+    parts[0].fill(0)
+    for thread in threads:
+        thread.join()
 
 
 class RecyclingPool:
@@ -49,6 +109,7 @@ class RecyclingPool:
     def __init__(self, ledger: Ledger | None = None, kind: str = "pageable") -> None:
         self.kind = kind
         self._free: dict[int, deque[np.ndarray]] = {}
+        self._reserved: dict[int, int] = {}
         self._ledger = ledger
         self._closed = False
         self.made = 0
@@ -71,15 +132,16 @@ class RecyclingPool:
         return np.asarray(_Lease(self, block, shape, dtype))
 
     def reserve(self, nbytes: int, count: int) -> None:
-        """Make ``count`` blocks of ``nbytes`` now."""
+        """Make ``count`` blocks of ``nbytes`` now, to be there until `close`."""
         blocks = [self._new(nbytes) for _ in range(count)]
         self.made += count
+        self._reserved[nbytes] = self._reserved.get(nbytes, 0) + count
         self._free.setdefault(nbytes, deque()).extend(blocks)
 
     def trim(self) -> None:
-        """Let go of every block that nobody holds (sizes change when the input does)."""
-        for free in list(self._free.values()):
-            while free:
+        """Let go of every block that nobody holds but those reserved (sizes change when the input does)."""
+        for nbytes, free in list(self._free.items()):
+            while len(free) > (0 if self._closed else self._reserved.get(nbytes, 0)):
                 try:
                     block = free.pop()
                 except IndexError:  # pragma: no cover - another thread took it

@@ -257,3 +257,44 @@ def test_without_any_library_numpy_copies(wheel, monkeypatch):
         assert not fast(room)
     finally:
         planecopy._format.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["yuv420p", "nv12", "rgb24", "yuv420p10le"])
+def test_a_picture_that_lies_upside_down_in_memory_comes_upright(library, name):
+    frame = filled(66, 48, name, 1)
+    wanted = [plane[::-1].tobytes() for plane in frame_planes(frame, FrameSpec.of(frame))]
+    turned = filtered(frame, "vflip", "")
+    spec = FrameSpec.of(turned)
+    assert turned.planes[0].line_size < 0
+    assert [plane.tobytes() for plane in frame_planes(turned, spec)] == wanted
+    room, _ = put_all([turned], spec)
+    assert [view[0].tobytes() for view in room.views] == wanted
+
+
+@pytest.mark.parametrize("name", ["yuv420p", "nv12", "yuv422p10le", "rgb24", "gray"])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_strips_make_the_same_picture(name, count):
+    frame = filled(1024, 1027, name, 2)
+    spec = FrameSpec.of(frame)
+    memory = np.full((1, spec.nbytes), POISON, np.uint8)
+    together = PlaneCopy(memory, spec)
+    threads = planecopy.CopyThreads(count)
+    together.put(0, frame, threads)
+    threads.close()
+    threads.close()
+    for view, plane in zip(together.views, frame_planes(frame, spec), strict=True):
+        assert np.array_equal(view[0], plane)
+
+
+def test_copy_threads_raise_what_a_part_raises_once_all_are_done():
+    threads = planecopy.CopyThreads(3)
+    done = []
+
+    def fail() -> None:
+        raise ValueError("a strip")
+
+    with pytest.raises(ValueError, match="a strip"):
+        threads.run([lambda: done.append(1), fail, lambda: done.append(2)])
+    assert sorted(done) == [1, 2]
+    threads.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("framepipe-copy")]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from framepipe.device.base import Event, Stream
 from framepipe.frame import FrameSpec, Planes, frame_planes
 from framepipe.registry import register
@@ -41,14 +43,18 @@ class Direct(CopyingStager):
         if self.shares_memory:
             return Planes(spec, n, frames=frames)
         block = self.target(half, spec.nbytes, n)
+        used: list[Any] = list(frames)
         for i, frame in enumerate(frames):
             for plane, layout in zip(frame_planes(frame, spec), spec.planes, strict=True):
                 rows = plane.reshape(layout.height, layout.row_samples).view("uint8")
+                if rows.strides[0] < 0:  # upside down in memory, which a copy engine knows nothing of
+                    rows = np.ascontiguousarray(rows)
+                    used.append(rows)
                 end = layout.offset + layout.pitch * layout.height
                 target = block[i, layout.offset : end].reshape(layout.height, layout.pitch)[:, : rows.shape[1]]
                 self.device.upload(target, rows, stream)
         copied.record(stream)
-        self.kept[slot.index] = frames  # until the slot is used again, behind its fence
+        self.kept[slot.index] = used  # until the slot is used again, behind its fence
         return Planes(spec, n, slab=block)
 
     def close(self) -> None:
