@@ -64,21 +64,23 @@ Imports go down only. Modules of one row that ``|`` separates know nothing of ea
 
 =========  ===========================================================================================================
 commands   cli __main__ _cli_*
+measuring  bench/ | probe/
 tools      config _entries _parameters _schema _tree _yaml | doctor | shipped | testing _testing_streams
-pipeline   pipeline parts summary
+pipeline   pipeline parts summary findings
 machinery  engine running delivering filling decode decoding chain | sources/ | stages/ | sinks/ | staging/
-inputs     container feed
+inputs     container feed reading retake filtergraph streams timestamps
 contracts  source stage sink stager
 below      kernels/ | planecopy | ring | telemetry/
 values     frame pixfmt | report
 devices    device/
-ground     errors registry tracing | memory | redact | units
+ground     errors registry tracing | memory | pagelock | redact | units
 =========  ===========================================================================================================
 
 ``cli`` alone prints and handles signals. ``config`` turns YAML into components, ``parts`` does so with names and paths.
 ``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding``), ``filling``, ``running`` and
 ``delivering``; ``chain`` plans the stages. ``container`` opens inputs and cuts packets, ``feed`` keeps the books of a
-source, ``ring`` hands slots round, ``memory`` counts every byte, ``telemetry`` reads what the system counts.
+source, ``ring`` hands slots round, ``memory`` counts every byte, ``pagelock`` is the system's own page-locking, ``telemetry``
+reads what the system counts. ``bench`` measures pipelines, each in a child process.
 
 Arrays are (height, width, ...), configuration has width before height. Boxes are ``x1, y1, x2, y2`` in pixels of the
 upright source picture, whatever resize came between. Names carry units: ``_s``, ``_ms``, ``nbytes``.

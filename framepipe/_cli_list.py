@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 
 from framepipe import registry
+from framepipe.device.select import choose
 from framepipe.errors import ConfigError
 
 DEVICES = {
@@ -35,5 +36,6 @@ def _first_line(kind: str, name: str) -> str:
         cls = registry.find(kind, name)
     except Exception as error:  # whatever the module of somebody else raises
         return f"(cannot be imported: {type(error).__name__}: {error})"
-    text = inspect.cleandoc(cls.__doc__ or "")
-    return " ".join(text.split("\n\n")[0].split())
+    text = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
+    missing = cls.missing(choose("auto").kind) if kind == "staging" else None
+    return f"{text} (Not here: {missing}.)" if missing else text

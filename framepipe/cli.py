@@ -7,6 +7,7 @@ Exit status: 0 complete, 1 failed while running, 2 wrong usage or configuration,
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from framepipe import __version__
+from framepipe import __version__, _cli_probe
 from framepipe.errors import ConfigError, FramepipeError
 from framepipe.redact import redact
 
@@ -29,6 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # it would take [discard] in a help text for markup
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+
+app.add_typer(_cli_probe.app)
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback for an error.", callback=lambda on: _debug(on))]
 PipelineName = Annotated[
@@ -236,6 +239,105 @@ def doctor(
         return
     for line in _cli_doctor.lines(found):
         print(redact(line))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="A bench.json or a run report.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="Another of the same kind.")],
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", metavar="SHARE", help="Medians this near are the same.")
+    ] = 0.03,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two benches or two run reports: better, worse, or within the noise.
+
+    Exit status 1 if anything is worse in B, 2 if the two cannot be compared.
+    """
+    from framepipe import _cli_compare
+    from framepipe.bench import compare as comparing
+
+    found = comparing.compare(comparing.load(first), comparing.load(second), tolerance)
+    if as_json:
+        import json
+
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        for line in _cli_compare.lines(found):
+            print(redact(line))
+    raise typer.Exit(1 if found.count(comparing.WORSE) else 0)
+
+
+@app.command()
+def bench(
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="CLIP…|PIPELINE", help="Videos, YAML files, or names of shipped pipelines."),
+    ] = None,
+    staging: Annotated[
+        str | None, typer.Option("--staging", metavar="A,B", help="Strategies; by default every one.")
+    ] = None,
+    size: Annotated[
+        list[str] | None, typer.Option("--size", metavar="WxH", help="Pictures made in memory. May be repeated.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option("--mode", metavar="A,B", help="staging, pipeline; by default both.")
+    ] = None,
+    batch: Annotated[str | None, typer.Option("--batch", metavar="N,…", help="Pictures in a slot.")] = None,
+    depth: Annotated[str | None, typer.Option("--depth", metavar="N,…", help="Batches in flight.")] = None,
+    slots: Annotated[str | None, typer.Option("--slots", metavar="N,…", help="Slots of the ring, or auto.")] = None,
+    fillers: Annotated[str | None, typer.Option("--fillers", metavar="N,…", help="Filling threads, or auto.")] = None,
+    copy_threads: Annotated[
+        str | None, typer.Option("--copy-threads", metavar="N,…", help="Threads that copy one picture.")
+    ] = None,
+    device: DeviceName = None,
+    frames: Annotated[int, typer.Option("--frames", min=2, help="Frames counted in a repeat.")] = 300,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Repeats; from 5 on ranks are tested.")] = 3,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Frames before those counted.")] = 32,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")] = Path("framepipe-bench"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the bench in DIR.")] = False,
+    keep_sinks: Annotated[bool, typer.Option("--keep-sinks", help="Run a pipeline with its own sinks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The record on standard output, not the table.")] = False,
+    allow_code: AllowCode = False,
+    debug: Debug = False,
+) -> None:
+    """Measure what each staging strategy costs here: bench.json, bench.csv and bench.html, and a table.
+
+    One axis is varied at a time; lists are separated by commas. Every repeat runs in a process of its own, and only
+    strategies whose outputs are right are timed. Ctrl-C keeps what is measured.
+    """
+    from framepipe import _cli_bench
+    from framepipe.bench.cells import Choice
+    from framepipe.bench.inputs import find
+    from framepipe.bench.options import Options
+
+    numbers = _cli_bench.numbers
+    choice = Choice(
+        modes=_cli_bench.modes(mode),
+        batch=numbers(batch, "batch"),
+        depth=numbers(depth, "depth"),
+        slots=numbers(slots, "slots", auto=True),
+        fillers=numbers(fillers, "fillers", auto=True),
+        copy_threads=numbers(copy_threads, "copy-threads"),
+    )
+    sizes = _cli_bench.sizes(size)
+
+    def options(stopping: Any) -> Options:
+        return Options(
+            inputs=find(inputs or (), sizes, allow_code=allow_code, stopping=stopping),
+            strategies=_cli_bench.words(staging),
+            choice=choice,
+            device=device,
+            frames=frames,
+            repeat=repeat,
+            warmup=warmup,
+            allow_code=allow_code,
+            keep_sinks=keep_sinks,
+            command=redact(shlex.join(["framepipe", *sys.argv[1:]])),
+        )
+
+    raise typer.Exit(_cli_bench.run(options, out, resume=resume, as_json=as_json))
 
 
 def _show_error(error: BaseException) -> None:

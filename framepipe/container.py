@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
 import stat
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -17,69 +15,16 @@ import av
 import av.error
 
 from framepipe.errors import SourceError, SourceNotFoundError
+from framepipe.reading import PatientFile, Reader, Stopped
+from framepipe.redact import redact
+from framepipe.retake import copy_of
 from framepipe.source import Stream
+from framepipe.streams import alpha_decoder, choose, sample_aspect
 
-_SLICE_S = 0.1
-_ATTACHED_PIC = 0x0400  # AV_DISPOSITION_ATTACHED_PIC: a cover, not video
 # Text in files need not be UTF-8; from PyAV 19 on it replaces what is not, before it raised.
 _OPEN: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 MIN_SEGMENT = 16
 """Packets of the shortest segment: shorter ones (all-intra codecs) are joined, since taking one up has a price."""
-
-
-class PatientFile:
-    """A readable object over a file descriptor that waits in short slices, so that a stalled input can be stopped.
-
-    FFmpeg cannot time out a pipe, a FIFO or standard input, and an exception in its read callback is swallowed;
-    here a stop simply looks like the end of the input.
-    """
-
-    def __init__(self, fd: int, name: str, stopping: Callable[[], bool], *, owns_fd: bool) -> None:
-        self.name = name
-        self.nbytes = 0
-        """Bytes read so far."""
-        self._fd = fd
-        self._stopping = stopping
-        self._owns_fd = owns_fd
-
-    def read(self, size: int = -1) -> bytes:
-        """At most ``size`` bytes; ``b""`` at the end or once the pipeline stops."""
-        size = size if size > 0 else 65536
-        data = self._read_in_thread(size) if sys.platform == "win32" else self._read(size)
-        self.nbytes += len(data)
-        return data
-
-    def _read(self, size: int) -> bytes:
-        while not self._stopping():
-            if _readable(self._fd):
-                return os.read(self._fd, size)
-        return b""
-
-    def _read_in_thread(self, size: int) -> bytes:
-        # select() takes only sockets on Windows. A read that never returns is left to its daemon thread.
-        box: list[bytes] = []
-        thread = threading.Thread(
-            target=lambda: box.append(os.read(self._fd, size)), name="framepipe-stdin", daemon=True
-        )
-        thread.start()
-        while thread.is_alive() and not self._stopping():
-            thread.join(_SLICE_S)
-        return box[0] if box else b""
-
-    def close(self) -> None:
-        """Close the descriptor if it is ours. Idempotent."""
-        if self._owns_fd:
-            self._owns_fd = False
-            os.close(self._fd)
-
-
-def _readable(fd: int) -> bool:
-    """Whether a read returns at once, or does within a short while."""
-    if hasattr(select, "poll"):  # `select` takes no descriptor above 1023
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return bool(poll.poll(_SLICE_S * 1000))
-    return bool(select.select([fd], [], [], _SLICE_S)[0])
 
 
 def may_stall(uri: str) -> bool:
@@ -132,18 +77,19 @@ class ContainerStream(Stream):
         timeout_s: float = 10.0,
         options: dict[str, str] | None = None,
     ) -> None:
-        self.uri = label or uri
+        self.uri = redact(label or uri)
         self._target = uri
         self._stopping = stopping
         self._timeout_s = timeout_s
         self._options = options or {}
         self._files: list[PatientFile] = []
+        self._reader: Reader | None = None
         self._others: list[Any] = []
         self.may_stall = may_stall(uri)
         self.container: Any = None
         try:
             self.container = self._open()
-            self.stream = self._choose(stream)
+            self.stream = choose(self.container, self.uri, stream)
         except BaseException:
             self.close()
             raise
@@ -155,6 +101,11 @@ class ContainerStream(Stream):
         self.path = Path(uri) if not is_url(uri) and uri != "-" and not self.may_stall else None
         self.has_audio = bool(self.container.streams.audio)
         self.expected = self.stream.frames or None
+        self.sample_aspect = sample_aspect(self.stream)
+        self._decoder = alpha_decoder(self.stream)
+        if self._decoder is not None and self._decoder not in av.codecs_available:
+            self.warnings = (f"has alpha, which was lost: this FFmpeg has no decoder {self._decoder}",)
+            self._decoder = None
         self.demux_error: Exception | None = None
         self.packets_read = 0
 
@@ -169,8 +120,8 @@ class ContainerStream(Stream):
             options["options"] = dict(self._options)
         if self._target == "-" or (self.may_stall and not is_url(self._target)):
             target = self._patient()
-        elif is_url(self._target):
-            options["timeout"] = self._timeout_s
+        elif self.may_stall:
+            return self._open_remote({**options, "timeout": self._timeout_s})
         elif not os.path.isabs(self._target):
             # FFmpeg would read "a:b.mp4" as a protocol and "-x.mp4" as an option in places.
             target = os.path.abspath(self._target)
@@ -182,6 +133,28 @@ class ContainerStream(Stream):
             raise SourceError(f"{self.uri}: {self._why_unreadable()}") from error
         except (av.error.FFmpegError, OSError, ValueError, UnicodeDecodeError) as error:
             raise SourceError(f"{self.uri}: cannot be opened ({_reason(error)})") from error
+
+    def _open_remote(self, options: dict[str, Any]) -> Any:
+        self._reader = Reader(
+            lambda: av.open(self._target, "r", **options), self._stopping, self._timeout_s, _host(self.uri)
+        )
+        try:
+            return self._reader.open()
+        except Exception as error:
+            reason = self._why_not(error, "be opened")
+        # Not while the other one is handled: what PyAV raises holds the whole address, credentials and all.
+        raise SourceError(f"{self.uri}: {reason}")
+
+    def _why_not(self, error: Exception, doing: str) -> str:
+        if isinstance(error, Stopped):
+            return "was not waited for, since the pipeline stops"
+        if type(error) is TimeoutError:  # the system's own, for a host that is not there, is a child of it
+            return f"nothing came for {self._timeout_s:g} s; timeout_s bounds how long is waited"
+        if isinstance(error, av.error.InvalidDataError):
+            return "is no video that FFmpeg knows"
+        if isinstance(error, av.error.ProtocolNotFoundError):
+            return f"cannot be opened: this FFmpeg knows no {self._target.partition(':')[0]}"
+        return f"cannot {doing} ({redact(_reason(error))})"
 
     def _patient(self) -> PatientFile:
         if self._target == "-":
@@ -209,25 +182,6 @@ class ContainerStream(Stream):
             return "the file is empty"
         return "is no video that FFmpeg knows, or its index is missing (a recording that was cut off?)"
 
-    def _choose(self, wanted: int | None) -> Any:
-        streams = self.container.streams
-        videos = [s for s in streams.video if not (int(s.disposition) & _ATTACHED_PIC)]
-        if wanted is not None:
-            for stream in streams.video:
-                if stream.index == wanted:
-                    return self._checked(stream)
-            indices = ", ".join(str(s.index) for s in videos) or "none"
-            raise SourceError(f"{self.uri}: has no video stream {wanted}; its video streams are {indices}")
-        if not videos:
-            found = ", ".join(_describe(s) for s in streams) or "no streams"
-            raise SourceError(f"{self.uri}: has no video stream; found {found}")
-        return self._checked(videos[0])
-
-    def _checked(self, stream: Any) -> Any:
-        if stream.codec_context is None:
-            raise SourceError(f"{self.uri}: stream {stream.index} has a codec that this FFmpeg cannot decode")
-        return stream
-
     # -- packets ------------------------------------------------------------------------------------------------
 
     def packets(self) -> Iterator[Any]:
@@ -235,29 +189,35 @@ class ContainerStream(Stream):
 
         An error of the demuxer ends them and is kept in ``demux_error``.
         """
+        reader = self._reader
         try:
-            for packet in self.container.demux(self.stream):
+            for packet in self.container.demux(self.stream) if reader is None else reader.packets(self.stream):
                 if packet.size == 0 and packet.pts is None and packet.dts is None:
                     return
                 self.packets_read += 1
                 yield packet
-        except av.error.EOFError:
+        except (av.error.EOFError, Stopped):
             return
         except (av.error.FFmpegError, OSError) as error:
-            self.demux_error = error
+            # What PyAV raises for an address holds all of it.
+            self.demux_error = error if reader is None else SourceError(self._why_not(error, "be read on"))
 
     def decoder(self, threads: int = 1) -> Any:
         """A codec context for this stream: its own the first time, then one of a further open container.
 
-        ``threads`` > 1 asks for frame threads. Only for files: a second reader needs a second container.
+        ``threads`` > 1 asks for frame threads. What may stall cannot be opened twice: there it is a copy of the first.
         """
         if self.stream is not None and not getattr(self, "_lent", False):
             self._lent = True
             context = self.stream.codec_context
-        else:
+        elif self.may_stall:
+            context = copy_of(self.stream.codec_context)
+        elif self._decoder is None:
             other = self._open()
             self._others.append(other)
             context = other.streams[self._index].codec_context
+        if self._decoder is not None:
+            context = av.CodecContext.create(self._decoder, "r")
         context.thread_type = "FRAME" if threads > 1 else "NONE"
         context.thread_count = threads
         return context
@@ -295,9 +255,11 @@ class ContainerStream(Stream):
 
     def close(self) -> None:
         self.stream = None
-        for container in (*self._others, self.container):
+        for container in (*self._others, self.container if self._reader is None else None):
             if container is not None:
                 container.close()
+        if self._reader is not None:
+            self._reader.close()
         self._others.clear()
         for file in self._files:
             file.close()
@@ -375,10 +337,9 @@ class Cutter:
         return self._pending[: 1 + self._leading] if self._leading else []
 
 
-def _describe(stream: Any) -> str:
-    name = stream.codec_context.name if stream.codec_context is not None else "unknown codec"
-    cover = " (cover picture)" if int(stream.disposition) & _ATTACHED_PIC else ""
-    return f"{stream.index}: {stream.type} {name}{cover}"
+def _host(uri: str) -> str:
+    """What names an address in the name of a thread."""
+    return uri.partition("://")[2].rpartition("@")[2].partition("/")[0] or "input"
 
 
 def _reason(error: BaseException) -> str:

@@ -123,6 +123,7 @@ class DecodePool(Decoding):
         for thread in self._threads:
             thread.join()
         for feed in self.feeds:
+            feed.count_dropped()
             for unit in feed.units:
                 if unit.out and not unit.cancelled:
                     feed.decoded += len(unit.out)
@@ -162,6 +163,9 @@ class DecodePool(Decoding):
         self._served += 1  # of those that hold as little, the next time another one
         head = feed.units[0]
         feed.shift = head.offset
+        if feed.drop != "never":
+            with self._lock:
+                return feed, feed.take_counted()
         frame = head.out.popleft()
         if self._workers_waiting and len(head.out) <= feed.limit // 2:
             with self._lock:
@@ -325,7 +329,7 @@ class DecodePool(Decoding):
         """Lock held: the segments of a loop's next round begin beside the last ones of this; all else behind it."""
         running = [unit for unit in feed.units if not unit.done]
         if not running:
-            return sum(len(unit.out) for unit in feed.units) < feed.limit
+            return feed.drop != "never" or sum(len(unit.out) for unit in feed.units) < feed.limit
         segments = all(unit.segment is not None for unit in running)
         return segments and len(feed.units) < self._width(feed) and self._has_room_ahead(feed)
 
@@ -343,6 +347,8 @@ class DecodePool(Decoding):
         return following.verified is not None and (following.verified or not following.busy)
 
     def _room(self, feed: Feed, unit: Unit) -> bool:
+        if feed.drop != "never":
+            return True
         units = tuple(feed.units)  # a copy, made in one go: takers remove heads without the lock that adds units
         if units and units[0] is unit:
             return len(unit.out) < feed.limit

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
 import av
@@ -20,7 +19,9 @@ from framepipe import pixfmt
 from framepipe.container import ContainerStream, Cutter, Segment
 from framepipe.errors import FramepipeError, SourceError, UnsupportedFormatError
 from framepipe.feed import Feed, Unit
+from framepipe.filtergraph import filter_for
 from framepipe.frame import FrameSpec
+from framepipe.retake import Retake
 from framepipe.source import Stream
 
 STEP = 16
@@ -95,6 +96,7 @@ class Decoding(ABC):
             feed.loops_left -= 1
             feed.input_ended = False
         feed.expected = stream.expected
+        feed.warnings += [warning for warning in stream.warnings if warning not in feed.warnings]
         if feed.top_pts is not None:
             feed.offset = max(feed.top_pts, feed.round_pts or feed.top_pts) + _one_frame(stream)
         if not isinstance(stream, ContainerStream):
@@ -116,7 +118,9 @@ class Decoding(ABC):
         packets = stream.packets()
         segment = None
         # What may stall cannot be opened a second time either, for a second decoder.
-        if not stream.may_stall and (wanted == "segments" or (wanted == "auto" and self._width(feed) > 1)):
+        whole = stream.may_stall or getattr(feed.source, "deinterlace", False)  # that looks at the pictures beside
+        whole = whole or feed.drop != "never"  # segments are held decoded until it is their turn
+        if not whole and (wanted == "segments" or (wanted == "auto" and self._width(feed) > 1)):
             context = stream.stream.codec_context
             nbytes = context.width * context.height * 3 // 2 or 1
             limit = None if wanted == "segments" else max(32, 2 * self.ahead_nbytes // nbytes)
@@ -130,7 +134,9 @@ class Decoding(ABC):
             packets = itertools.chain(segment.packets if segment is not None else (), packets)
         threads = self._width(feed) if wanted == "frame" or (wanted == "auto" and not others) else 1
         feed.mode = "frame" if threads > 1 else "linear"
-        self._add(feed, Unit(stream, stream.decoder(threads), packets, offset=feed.offset))
+        unit = Unit(stream, stream.decoder(threads), packets, offset=feed.offset)
+        unit.sent = Retake(threads) if threads > 1 else None
+        self._add(feed, unit)
 
     def _decoder(self, feed: Feed, stream: ContainerStream) -> Any:
         try:
@@ -163,12 +169,10 @@ class Decoding(ABC):
         if unit.at_tail:
             self._finish(feed, unit)
             return
-        packets = unit.packets
-        assert packets is not None
         for _ in range(STEP):
             if self.stopping or unit.cancelled or unit.verified is False or not self._room(feed, unit):
                 return
-            packet = self._next(feed, packets)
+            packet = self._next(feed, unit)
             if packet is None:
                 unit.at_tail = True
                 if unit.segment is None or unit.segment.last:
@@ -179,15 +183,18 @@ class Decoding(ABC):
             else:
                 self._decode(feed, unit, packet)
 
-    def _next(self, feed: Feed, packets: Iterator[Any]) -> Any:
+    def _next(self, feed: Feed, unit: Unit) -> Any:
+        assert unit.packets is not None
         try:
-            return next(packets, None)
+            return next(unit.packets, None)
         except FramepipeError:
             raise
         except Exception as error:
             raise SourceError(f"{feed.name}: reading failed ({error})", source=feed.name) from error
 
     def _decode(self, feed: Feed, unit: Unit, packet: Any) -> None:
+        if unit.sent is not None and packet is not None:
+            unit.sent.sent(packet)
         try:
             frames = unit.decoder.decode(packet)
             unit.errors_in_row = 0
@@ -196,6 +203,8 @@ class Decoding(ABC):
         except (av.error.FFmpegError, ValueError) as error:
             if self.stopping:
                 return  # the packet may have been cut off by the stop
+            if self._take_again(unit):
+                return
             feed.packet_errors += 1
             unit.errors_in_row += 1
             if unit.errors_in_row > GIVE_UP:
@@ -217,6 +226,36 @@ class Decoding(ABC):
                 unit.verified = pts == segment.key_pts
             if not unit.verified:
                 return
+        if unit.sent is not None:
+            unit.sent.came(frame)
+        if unit.again is not None and unit.again.shown(frame):
+            return
+        if not unit.begun:
+            self._first(feed, unit, frame)
+        for ready in (frame,) if unit.filter is None else self._filtered(feed, unit, frame):
+            self._put(feed, unit, ready)
+
+    def _first(self, feed: Feed, unit: Unit, frame: Any) -> None:
+        """The first picture of a unit that is delivered says what is to be done with all of them."""
+        unit.begun = True
+        unit.filter = filter_for(feed.source, frame)
+        wide, high = unit.stream.sample_aspect
+        swapped = unit.filter is not None and unit.filter.swaps_sides
+        feed.sample_aspect = (high, wide) if swapped else (wide, high)
+
+    def _filtered(self, feed: Feed, unit: Unit, frame: Any) -> list[Any]:
+        """What the unit's filter has ready once it has ``frame``, or at the end (None)."""
+        assert unit.filter is not None
+        before = unit.filter.deinterlaced
+        try:
+            ready = unit.filter.flush() if frame is None else unit.filter.push(frame)
+        except (av.error.FFmpegError, ValueError) as error:
+            what = "the end" if frame is None else f"a picture in {frame.format.name}"
+            raise SourceError(f"{feed.name}: FFmpeg's filters failed at {what} ({error})", source=feed.name) from error
+        feed.deinterlaced += unit.filter.deinterlaced - before
+        return ready
+
+    def _put(self, feed: Feed, unit: Unit, frame: Any) -> None:
         if frame.format.name not in pixfmt.table():
             frame = _convert(feed, unit, frame)
         pixels = frame.width * frame.height
@@ -229,6 +268,9 @@ class Decoding(ABC):
             if feed.top_pts is None or pts > feed.top_pts:
                 feed.top_pts = pts
         unit.out.append(frame)
+        if feed.drop != "never":
+            with self._lock:
+                feed.shed()
         self._announce(feed, unit)
 
     def _finish(self, feed: Feed, unit: Unit) -> None:
@@ -249,11 +291,18 @@ class Decoding(ABC):
                 self._decode(feed, unit, packet)
         if unit.decoder is not None:
             self._decode(feed, unit, None)
-            if segment is not None:
-                unit.decoder.flush_buffers()
-                with self._lock:  # the next round of a loop may begin now: not with a decoder of this one
-                    if unit.stream is feed.stream:
-                        feed.spare.append(unit.decoder)
+            if unit.sent is not None and unit.sent.lost and not self.stopping:
+                self._take_again(unit)
+            if not unit.at_tail:
+                return
+        if unit.filter is not None:
+            for frame in self._filtered(feed, unit, None):
+                self._put(feed, unit, frame)
+        if unit.decoder is not None and segment is not None:
+            unit.decoder.flush_buffers()
+            with self._lock:  # the next round of a loop may begin now: not with a decoder of this one
+                if unit.stream is feed.stream:
+                    feed.spare.append(unit.decoder)
         if segment is None or segment.last:
             with self._lock:
                 if unit.stream is feed.stream:  # the next round may have begun
@@ -266,6 +315,18 @@ class Decoding(ABC):
             unit.verified = False  # not a single picture came out of it
         unit.packets = unit.decoder = None
         unit.done = True
+
+    def _take_again(self, unit: Unit) -> bool:
+        """From the last key frame on decode anew and go on, with one thread; False if one thread did it before."""
+        again, unit.sent = unit.sent, None
+        if again is None or not again.packets:
+            return False
+        stream = unit.stream
+        assert isinstance(stream, ContainerStream)
+        unit.decoder = stream.decoder()
+        unit.packets = itertools.chain(again.packets, unit.packets or ())
+        unit.again, unit.at_tail = again, False
+        return True
 
     def _merge(self, feed: Feed, unit: Unit, following: Unit) -> None:
         """Lock held: decoding did not start clean at ``following``: ``unit``'s decoder, not flushed, does it too.

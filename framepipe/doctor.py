@@ -202,7 +202,7 @@ def _gpu_row(row: str) -> dict[str, Any]:
 
 
 def _kernel_driver() -> str | None:
-    found = re.search(r"Kernel Module\D*\s([\d.]+)", _read("/proc/driver/nvidia/version") or "")
+    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", _read("/proc/driver/nvidia/version") or "")
     return found[1] if found else None
 
 

@@ -9,9 +9,12 @@ from typing import Any
 
 from framepipe.container import Cutter, Segment
 from framepipe.errors import FramepipeError
+from framepipe.filtergraph import PictureFilter
 from framepipe.frame import FrameSpec
+from framepipe.retake import Retake
 from framepipe.sink import SourceInfo
 from framepipe.source import Source, Stream
+from framepipe.timestamps import Clock
 
 
 class Unit:
@@ -42,6 +45,12 @@ class Unit:
         self.cancelled = False
         self.errors_in_row = 0
         self.converter: Any = None
+        self.sent: Retake | None = None
+        """What a decoder with frame threads was given last."""
+        self.again: Retake | None = None
+        """What another decoder does again."""
+        self.begun = False
+        self.filter: PictureFilter | None = None
 
 
 class Feed:
@@ -60,6 +69,9 @@ class Feed:
         self.units: deque[Unit] = deque()
         self.mode = ""
         self.claimed = False  # being opened or cut
+        self.drop = source.drop
+        self.passed_over = 0
+        """Frames dropped behind the one that was taken last; guarded by the pool's lock."""
         self.alone = bool(getattr(source, "may_stall", False))
         self.input_ended = False
         self.ended = False
@@ -95,6 +107,18 @@ class Feed:
         self.first_time_s: float | None = None
         self.last_time_s: float | None = None
         self.spec: FrameSpec | None = None
+        """Of the first picture that was taken."""
+        self.latest: FrameSpec | None = None
+        self.transfers: set[str] = set()
+        self.with_alpha: set[str] = set()
+        """Pixel formats with alpha that came."""
+        self.clock = Clock()
+        self.interlaced = 0
+        self.deinterlaced = 0
+        self.changed = 0
+        """How often a picture had another spec than the one before."""
+        self.sample_aspect = (1, 1)
+        self.turn = getattr(source, "rotate", "auto") == "auto"
         self.time_base: Fraction | None = None
         self.rate = Fraction(25)
         self.full_range = {"full": True, "limited": False}.get(getattr(source, "color_range", None) or "")
@@ -104,6 +128,14 @@ class Feed:
         self.fps_origin_s = 0.0
         self.expected: int | None = None
         self.packets_read = 0
+
+    def note(self, spec: FrameSpec) -> None:
+        """The next picture has another spec than the one before."""
+        self.changed += self.latest is not None
+        self.latest = spec
+        self.transfers.add(spec.transfer)
+        if "A" in spec.format.components:
+            self.with_alpha.add(spec.pix_fmt)
 
     def end_round(self) -> None:
         """All packets of the input have been cut into segments."""
@@ -128,6 +160,28 @@ class Feed:
             stream.close()
         except Exception as error:
             self.warnings.append(f"closing failed: {type(error).__name__}: {error}")
+
+    def shed(self) -> None:
+        """Drop what is more than a source that drops may hold. Pool's lock held."""
+        most = 1 if self.drop == "latest" else self.limit
+        for _ in range(sum(len(unit.out) for unit in self.units) - most):
+            next(unit for unit in self.units if unit.out).out.popleft()
+            self.passed_over += 1
+
+    def take_counted(self) -> Any:
+        """Take the next frame of a source that drops, once what was dropped before it is entered. Pool's lock held."""
+        self.count_dropped()
+        # A frame that was seen without the lock may have been dropped since, but then there is one behind it.
+        unit = next(unit for unit in self.units if unit.out)
+        self.shift = unit.offset
+        return unit.out.popleft()
+
+    def count_dropped(self) -> None:
+        """Enter what was passed over into the books. Pool's lock held."""
+        number, self.passed_over = self.passed_over, 0
+        if number:
+            self.decoded += number
+            self.dropped[self.drop] = self.dropped.get(self.drop, 0) + number
 
     @property
     def in_flight(self) -> int:

@@ -272,25 +272,29 @@ def select(pool: DecodePool, feed: Feed, frame: Any) -> tuple[Item, FrameSpec] |
     if base is None:
         base = feed.time_base = _time_base(feed, frame)
     pts = frame.pts
-    if pts is None:
-        time_s, estimated = float(index / feed.rate), True
-    else:
+    if pts is not None:
         pts += feed.shift
-        time_s, estimated = pts * base.numerator / base.denominator, False
+    time_s = feed.clock.time_s(pts, base, feed.rate)
+    interlaced = bool(frame.interlaced_frame)
+    if interlaced:
+        feed.interlaced += 1
     reason = _unwanted(pool, feed, index, time_s)
     if reason is not None:
         feed.decoded += 1
         feed.skipped[reason] = feed.skipped.get(reason, 0) + 1
         return None
     source = feed.source
-    spec = FrameSpec.of(frame, getattr(source, "matrix", None), feed.full_range)
+    matrix = getattr(source, "matrix", None)
+    spec = FrameSpec.of(frame, matrix, feed.full_range, turn=feed.turn, sample_aspect=feed.sample_aspect)
+    if spec is not feed.latest and spec != feed.latest:
+        feed.note(spec)
     feed.decoded += 1
     if feed.first_time_s is None:
         feed.first_time_s = time_s
         feed.spec = spec
     feed.last_time_s = time_s
     feed.taken += 1
-    return Item(feed.name, index, pts, base, time_s, estimated, handle=feed), spec
+    return Item(feed.name, index, pts, base, time_s, pts is None, interlaced, handle=feed), spec
 
 
 def _time_base(feed: Feed, frame: Any) -> Fraction:

@@ -50,7 +50,7 @@ class FrameSpec:
     ``matrix`` is ``bt601``, ``bt709``, ``bt2020``, ``smpte240m``, ``fcc`` or, for pictures that are RGB already,
     ``rgb``. ``assumed`` names what the stream did not say (``matrix``, ``range``). ``rotation`` is how far the
     picture must be turned counter-clockwise to stand upright: 0, 90, 180 or 270. ``transfer`` is ``pq``, ``hlg``
-    or ``sdr``.
+    or ``sdr``. ``sample_aspect`` is how wide and how high a pixel of the decoded picture is.
     """
 
     width: int
@@ -61,13 +61,21 @@ class FrameSpec:
     rotation: int = 0
     transfer: str = "sdr"
     assumed: tuple[str, ...] = ()
+    sample_aspect: tuple[int, int] = (1, 1)
 
     @staticmethod
-    def of(frame: av.VideoFrame, matrix: str | None = None, full_range: bool | None = None) -> FrameSpec:
+    def of(
+        frame: av.VideoFrame,
+        matrix: str | None = None,
+        full_range: bool | None = None,
+        *,
+        turn: bool = True,
+        sample_aspect: tuple[int, int] = (1, 1),
+    ) -> FrameSpec:
         """The spec of a decoded frame (never of a stream header: those are wrong too often).
 
-        ``matrix`` and ``full_range`` override what the frame says. Raises `UnsupportedFormatError` naming the
-        pixel format.
+        ``matrix`` and ``full_range`` override what the frame says; ``turn`` False leaves it lying. Raises
+        `UnsupportedFormatError` naming the pixel format.
         """
         return _spec(
             frame.width,
@@ -76,9 +84,10 @@ class FrameSpec:
             int(frame.colorspace),
             int(frame.color_range),
             int(frame.color_trc),
-            int(frame.rotation),
+            int(frame.rotation) if turn else 0,
             matrix,
             full_range,
+            sample_aspect,
         )
 
     @cached_property
@@ -108,6 +117,12 @@ class FrameSpec:
     def upright_size(self) -> tuple[int, int]:
         """(width, height) once turned by ``rotation``."""
         return (self.height, self.width) if self.rotation in (90, 270) else (self.width, self.height)
+
+    @property
+    def upright_aspect(self) -> tuple[int, int]:
+        """``sample_aspect`` once turned by ``rotation``."""
+        wide, high = self.sample_aspect
+        return (high, wide) if self.rotation in (90, 270) else (wide, high)
 
     def views(self, slab: Any) -> tuple[Any, ...]:
         """Typed views of each plane in ``slab``, an (N, ≥ nbytes) uint8 array of numpy or cupy.
@@ -140,6 +155,7 @@ def _spec(
     rotation: int,
     matrix: str | None,
     full_range: bool | None,
+    sample_aspect: tuple[int, int],
 ) -> FrameSpec:
     fmt = pixfmt.table().get(pix_fmt)
     if fmt is None:
@@ -169,6 +185,7 @@ def _spec(
         round(rotation / 90) * 90 % 360,  # pictures are turned by right angles only
         _TRANSFER.get(color_trc, "sdr"),
         tuple(assumed) if fmt.model != "gray" else (),
+        sample_aspect,
     )
 
 
@@ -225,8 +242,9 @@ class Planes:
 class Item:
     """What travels beside one picture: where it came from, when it shows, and what stages found in it.
 
-    ``index`` counts the pictures decoded from this source in this run, from 0. ``time_s`` is never None; where
-    the stream carried no time stamp it is estimated from the rate and ``estimated`` is True.
+    ``index`` counts the pictures decoded from this source in this run, from 0. ``time_s`` is never None; where the
+    stream had no time stamp it is estimated from the rate and ``estimated`` is True. ``interlaced``: odd and even rows
+    are of two moments.
     """
 
     source: str
@@ -235,6 +253,7 @@ class Item:
     time_base: Fraction | None
     time_s: float
     estimated: bool = False
+    interlaced: bool = False
     filtered_by: str | None = None
     """Set by a stage in `Stage.collect` to its id: the picture goes no further."""
     meta: dict[str, Any] = field(default_factory=dict)
@@ -303,7 +322,7 @@ class Frame:
 
     @property
     def index(self) -> int:
-        """Number of the picture among those decoded from its source in this run, from 0."""
+        """Number of the picture among those decoded from its source in this run."""
         return self.item.index
 
     @property

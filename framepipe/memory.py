@@ -89,9 +89,7 @@ def mapping(nbytes: int, *, touch: bool = True) -> np.ndarray:
 def _touch(block: np.ndarray) -> None:
     # NumPy lets go of the interpreter lock in an assignment of this length.
     parts = np.array_split(block[::PAGE], min(_TOUCHING, os.cpu_count() or 1, 1 + block.nbytes // _TOUCH_NBYTES))
-    threads = [
-        threading.Thread(target=part.fill, args=(0,), name="framepipe-touch", daemon=True) for part in parts[1:]
-    ]
+    threads = [threading.Thread(target=part.fill, args=(0,), name="framepipe-touch", daemon=True) for part in parts[1:]]
     for thread in threads:
         thread.start()
     parts[0].fill(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ from framepipe import registry
 from framepipe.container import is_url
 from framepipe.errors import ConfigError
 from framepipe.feed import Feed
-from framepipe.redact import redact
+from framepipe.redact import HIDDEN, redact
 from framepipe.sink import Sink, SourceInfo
 from framepipe.source import Source
 from framepipe.stage import Stage
-from framepipe.stager import StagingOptions
+from framepipe.stager import Stager, StagingOptions
 from framepipe.units import parse_bytes
 
 
@@ -108,6 +108,30 @@ def make_options(staging: str | Mapping[str, Any] | StagingOptions) -> StagingOp
     return staging
 
 
+def check_staging(options: StagingOptions, device_kind: str, stages: Iterable[Stage], sinks: Iterable[Sink]) -> None:
+    """Raise `ConfigError` where the strategy cannot work here, or the host would read what it must not."""
+    if options.strategy == "auto":
+        return
+    stager: type[Stager] = registry.find("staging", options.strategy)
+    reason = stager.missing(device_kind)
+    if reason is not None:
+        raise ConfigError(f"staging {options.strategy!r} cannot be used on {device_kind}: {reason}")
+    if stager.host_readable:
+        return
+    on_host = device_kind == "cpu"  # what stages do happens there
+    readers = [
+        f"stage {stage.id or stage.type_name!r}"
+        for stage in stages
+        if "planes" in stage.readback or (on_host and "planes" in stage.reads)
+    ]
+    readers += [f"sink {sink.id or sink.type_name!r}" for sink in sinks if "planes" in sink.reads and sink.host]
+    if readers:
+        raise ConfigError(
+            f"{', '.join(readers)} would read planes on the host, and staging {options.strategy!r} has them in memory "
+            "that the host must not read; use pooled"
+        )
+
+
 def make_feeds(sources: Sequence[Source]) -> list[Feed]:
     """A feed for every source, folders and patterns expanded, with names of their own."""
     if sum(getattr(source, "uri", None) == "-" for source in sources) > 1:
@@ -133,11 +157,17 @@ def _stem(source: Source) -> str:
     if uri == "-":
         return "stdin"
     if uri and is_url(uri):
-        uri = redact(uri).split("?")[0].rstrip("/")
+        host, *path = redact(uri).split("://", 1)[-1].split("?")[0].split("/")
+        path = [part for part in path if part and HIDDEN not in part]
+        if not path:
+            return host.rpartition("@")[2].replace(":", "-") or "source"
+        uri = path[-1]
     return Path(uri).stem if uri else source.type_name or "source"
 
 
 def _info(source: Source, name: str) -> SourceInfo:
     uri = getattr(source, "uri", "")
     path = Path(uri) if uri and uri != "-" and not is_url(uri) else None
-    return SourceInfo(name, uri or source.type_name, path, start=source.start, end=source.end)
+    return SourceInfo(
+        name, (redact(uri) if is_url(uri) else uri) or source.type_name, path, start=source.start, end=source.end
+    )

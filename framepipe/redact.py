@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote
 
 HIDDEN = "***"
 
@@ -14,12 +15,15 @@ _SLASHED = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*://)[^\s/?#\"'<>@:\[]+:(?!\d*[/
 # An address inside another one's query.
 _ENCODED = re.compile(r"(%3A%2F%2F)[^\s&#\"'<>]*%40", re.IGNORECASE)
 
+# What stands behind the application and the last slash of an RTMP address is the stream key, with its query.
+_STREAM_KEY = re.compile(r"(\brtmp\w*://[^\s/?#\"'<>]+/(?:[^\s/?#\"'<>]+/)+)[^\s/\"'<>]*[^\s/\"'<>:,)]", re.IGNORECASE)
+_STREAM_ID = re.compile(r"(\bsrt://[^\s\"'<>]*?[?&]streamid=)[^&\s\"'<>]*[^&\s\"'<>:,)]", re.IGNORECASE)
+
 # In a query the short names count too; in running text only what can mean nothing else.
 _LONG = r"passphrase|password|passwd|token|secret|signature|credentials?|(?:api|access|stream)[_\-]?key"
-_SHORT = r"key|pass|pwd|pw|auth|authorization|sig|jwt|hmac|user|username|login"
-_QUERY = re.compile(
-    rf"([?&;](?:[\w.\-%]*(?:{_LONG})|(?:[\w.\-%]*[_.\-])?(?:{_SHORT}))=)[^&;#\s\"'<>]*[^&;#\s\"'<>:,)]", re.IGNORECASE
-)
+_SHORT = r"key|pass|pwd|pw|auth|authorization|sig|jwt|hmac|hdn\w+|user|username|login"
+_PARAMETER = re.compile(r"([?&;#])([\w.\-%~]+)=([^&;#\s\"'<>]*[^&;#\s\"'<>:,)])")
+_SECRET = re.compile(rf"[\w.\-]*(?:{_LONG})|(?:[\w.\-]*[_.\-])?(?:{_SHORT})", re.IGNORECASE)
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s&;,#\"'<>)}\]]*[^\s&;,#\"'<>)}\]:])"
 _TEXT = re.compile(rf"((?:{_LONG})(?:\s*=\s*|['\"]\s*[:=]\s*)){_VALUE}", re.IGNORECASE)
 _HEADER = re.compile(
@@ -38,10 +42,18 @@ def redact(text: object) -> str:
     if "://" in out:
         out = _SLASHED.sub(rf"\1{HIDDEN}@", out)
         out = _USERINFO.sub(rf"\1{HIDDEN}@", out)
+        out = _STREAM_KEY.sub(rf"\1{HIDDEN}", out)
+        out = _STREAM_ID.sub(rf"\1{HIDDEN}", out)
     if "%" in out:
         out = _ENCODED.sub(rf"\1{HIDDEN}%40", out)
     if "=" in out or ":" in out:
-        out = _QUERY.sub(rf"\1{HIDDEN}", out)
+        out = _PARAMETER.sub(_parameter, out)
         out = _HEADER.sub(rf"\1{HIDDEN}", out)
         out = _TEXT.sub(rf"\1{HIDDEN}", out)
     return out
+
+
+def _parameter(found: re.Match[str]) -> str:
+    mark, name, value = found.groups()
+    shown = HIDDEN if _SECRET.fullmatch(unquote(name)) else _PARAMETER.sub(_parameter, value)
+    return f"{mark}{name}={shown}"

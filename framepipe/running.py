@@ -184,17 +184,21 @@ class Runner:
         # for two that would say the same.
         same = not back and chain.last_reader == len(chain.early) - 1
         consumed = self.consumed[half] = token.done if same else self._consumed[half]
+        behind = [] if same else [consumed]  # recorded behind the last stage that reads the planes
+        mapped = self.stager.shares_memory and not self.device.host_shared
+        if mapped:  # the slot's own, since the half's is recorded again while the slot may not be taken yet
+            behind.append(slot.copied)
+        if chain.last_reader < 0:
+            _record(behind, self.compute)
         for position, link in enumerate(chain.early):
             self.enqueue(link, batch, known, self.compute)
-            if position == chain.last_reader and not same:
-                consumed.record(self.compute)
-        if chain.last_reader < 0 and not same:
-            consumed.record(self.compute)
+            if position == chain.last_reader:
+                _record(behind, self.compute)
         self.device.enqueue(self.compute, partial(_forget_planes, batch))
         host = self._read_back(back, chain, batch, known, half) if back else {}
         token.done.record(self.back if host else self.compute)
         if self.stager.shares_memory:
-            self.ring.release(slot, consumed)
+            self.ring.release(slot, slot.copied if mapped else consumed)
         self.device.flush(self.compute)
         self.in_flight.put(InFlight(batch, chain, token, host, self.device.stamp(), self._take_timed()))
 
@@ -275,6 +279,11 @@ def lose(items: Iterable[Item], error: BaseException) -> None:
             count(item, "failed", str(stage))
         else:
             count(item, "dropped", "stopped")
+
+
+def _record(events: Iterable[Event], stream: Stream) -> None:
+    for event in events:
+        event.record(stream)
 
 
 def _forget_planes(batch: Batch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from framepipe.errors import ConfigError
 from framepipe.registry import Component
@@ -23,6 +23,10 @@ class Source(Component):
     ``name`` appears in results and output names (by default the file's stem). ``start`` (inclusive) and ``end``
     (exclusive) are absolute seconds as in ``time_s``. ``every`` keeps each n-th picture; ``fps`` keeps at most so
     many a second by time stamp and never repeats one. ``loop`` reads the input so many times.
+
+    ``drop`` says what happens while the rest of the pipeline is slower than the input: ``never`` makes the decoder
+    wait, ``oldest`` drops decoded pictures from the front of the queue (of 2 to 32, by size), ``latest`` all but the
+    newest. What is dropped was never copied, has its place in the count of ``index``, and stands in the report.
     """
 
     name: str | None = None
@@ -31,6 +35,7 @@ class Source(Component):
     every: int = 1
     fps: float | None = None
     loop: int = 1
+    drop: Literal["never", "oldest", "latest"] = "never"
 
     kind = "sources"
 
@@ -41,6 +46,8 @@ class Source(Component):
         for key in ("every", "loop"):
             if getattr(self, key) < 1:
                 problems.append(f"{key} is {getattr(self, key)}; it must be at least 1")
+        if self.drop not in ("never", "oldest", "latest"):
+            problems.append(f"drop is {self.drop!r}; it must be never, oldest or latest")
         if self.fps is not None and self.fps <= 0:
             problems.append(f"fps is {self.fps}; it must be above 0")
         if problems:
@@ -73,6 +80,10 @@ class Stream:
     may_stall: bool = False
     expected: int | None = None
     """Pictures that the input announces, or None."""
+    sample_aspect: tuple[int, int] = (1, 1)
+    """How wide and how high a pixel is."""
+    warnings: tuple[str, ...] = ()
+    """What should be known of the input, found out when it was opened."""
 
     def frames(self) -> Iterator[av.VideoFrame]:
         """Decoded pictures in order, each with ``pts`` and ``time_base``; nobody writes to them afterwards."""

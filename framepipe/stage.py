@@ -91,6 +91,8 @@ class Stage(Component):
     """Names of small arrays that `collect` wants as numpy arrays in ``batch.host``; may be set by `plan`."""
     allocates: bool = False
     """True where `launch` puts memory of its own into ``batch.out`` (on the CPU, a library's recycled frames)."""
+    uses_alpha: bool = False
+    """Whether the alpha of pictures is used. Where no stage does the report says that it was dropped."""
     id: str = ""
     device: Device
 

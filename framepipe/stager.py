@@ -64,6 +64,9 @@ class Stager(Component):
     pinned: bool = False
     """True where all slots are page-locked for the whole run."""
 
+    host_readable: bool = True
+    """False where reading a slot on the host is so slow that a stage or sink which would is refused."""
+
     shares_memory: bool = False
     """True where stages read the slot's own memory, so that it is free only behind the last of them."""
 
@@ -75,6 +78,11 @@ class Stager(Component):
     def timed(self, what: str) -> AbstractContextManager[Any]:
         """A context whose time is noted under ``what``, if times are measured. Any thread."""
         return _NOTHING if self.timings is None else _timed(self.timings[what])
+
+    @classmethod
+    def missing(cls, device_kind: str) -> str | None:
+        """Why this strategy cannot work on this machine with a device of that kind; None where it can."""
+        return None
 
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         """Take the device and the numbers to allocate for."""

@@ -11,6 +11,7 @@ from typing import Any
 from framepipe import report as reports
 from framepipe.engine import Engine
 from framepipe.feed import Feed
+from framepipe.findings import counters, findings
 from framepipe.redact import redact
 from framepipe.report import RunReport, Statistics
 
@@ -27,6 +28,7 @@ class Summary:
         frames = _frames(feeds)
         waits = _waits(engine)
         device = engine.device
+        sources = [_source(feed, engine) for feed in feeds]
         report = RunReport(
             exit=_exit(engine, feeds, stopped, frames),
             device={"kind": device.kind, "name": device.name, "why": self.why},
@@ -40,7 +42,7 @@ class Summary:
                 **_timings(engine),
             },
             frames=frames,
-            sources=[_source(feed) for feed in feeds],
+            sources=sources,
             seconds=round(engine.seconds, 4),
             fps=round(frames["delivered"] / engine.seconds, 2) if engine.seconds > 0 else None,
             waits_s=waits,
@@ -53,6 +55,7 @@ class Summary:
             },
             memory={
                 "pinned_bytes": device.ledger.peak.get("pinned", 0),
+                "pinned_bytes_taken": device.ledger.most_taken("pinned"),
                 "pinned_allocations": device.ledger.allocations.get("pinned", 0),
                 "replans": engine.fillers.replans,
                 "pageable_bytes": device.ledger.peak.get("pageable", 0),
@@ -64,7 +67,7 @@ class Summary:
             warnings=[
                 *device.warnings,
                 *engine.context.warnings,
-                *(f"{feed.name}: {warning}" for feed in feeds for warning in feed.warnings),
+                *(f"{source['name']}: {warning}" for source in sources for warning in source["warnings"]),
             ],
         )
         error = engine.error or next((feed.error for feed in feeds if feed.error is not None), None)
@@ -213,12 +216,12 @@ def nothing_delivered(feeds: Sequence[Feed]) -> str:
     return f"{feed.name}: no picture could be decoded ({feed.packets_read} packets{of}, {feed.packet_errors} damaged)"
 
 
-def _source(feed: Feed) -> dict[str, Any]:
+def _source(feed: Feed, engine: Engine) -> dict[str, Any]:
     info = feed.info
     status = "failed" if feed.error is not None else "complete" if feed.ended else "stopped"
     if status == "complete" and (feed.packet_errors or truncated(feed)):
         status = "incomplete"
-    warnings = list(feed.warnings)
+    warnings = [*feed.warnings, *findings(feed, alpha_used=any(stage.uses_alpha for stage in engine.chains.stages))]
     if truncated(feed):
         warnings.append(f"{feed.packets_read} of {feed.expected} announced packets were there")
     return {
@@ -241,6 +244,9 @@ def _source(feed: Feed) -> dict[str, Any]:
         "matrix": feed.spec.matrix if feed.spec is not None else None,
         "full_range": feed.spec.full_range if feed.spec is not None else None,
         "assumed": list(feed.spec.assumed) if feed.spec is not None else None,
+        "transfer": feed.spec.transfer if feed.spec is not None else None,
+        "sample_aspect": list(feed.spec.upright_aspect) if feed.spec is not None else None,
+        "counters": counters(feed),
         "first_time_s": feed.first_time_s,
         "last_time_s": feed.last_time_s,
         "warnings": warnings,

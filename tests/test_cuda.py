@@ -17,7 +17,7 @@ import framepipe
 from framepipe.device.select import why_not
 from framepipe.frame import Batch
 from framepipe.pipeline import Pipeline
-from framepipe.registry import names
+from framepipe.registry import find, names
 from framepipe.sources.file import File
 from framepipe.stage import ArraySpec, Flow, Stage
 from framepipe.testing import FrameList, check_device, check_stage, check_stager, pattern_frames
@@ -48,14 +48,23 @@ def test_the_device_keeps_its_contract():
     check_device(device)
 
 
+def available() -> list[Any]:
+    """The strategies that can work here; each other one is skipped and says why."""
+    found = {name: find("staging", name).missing("cuda") for name in names("staging")} if not why_not() else {}
+    return [
+        pytest.param(name, marks=pytest.mark.skipif(bool(reason), reason=f"{name}: {reason}"))
+        for name, reason in found.items()
+    ]
+
+
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "nv12", "yuv444p10le", "rgb24", "gray"])
-@pytest.mark.parametrize("strategy", names("staging"))
+@pytest.mark.parametrize("strategy", available())
 def test_staging_strategies_keep_their_contract(strategy, pix_fmt):
     check_stager(strategy, device, pix_fmt=pix_fmt)
 
 
 @pytest.mark.parametrize("batch", [1, 7])
-@pytest.mark.parametrize("strategy", names("staging"))
+@pytest.mark.parametrize("strategy", available())
 def test_every_frame_comes_in_order(clip, strategy, batch):
     options = {"strategy": strategy, "batch": batch, "fillers": 2}
     with framepipe.open(clip, device="cuda", staging=options) as frames:

@@ -266,3 +266,15 @@ def test_the_command_prints_lines_or_json(monkeypatch, capsys, machine):
     assert capsys.readouterr().out.splitlines() == list(_cli_doctor.lines(found))
     assert cli.main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Sat Aug 19 2023",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build",
+    ],
+)
+def test_the_version_of_either_kernel_module_is_found(text, monkeypatch):
+    monkeypatch.setattr(doctor, "_read", lambda path: text if path == "/proc/driver/nvidia/version" else None)
+    assert doctor._kernel_driver() == "580.159.04"

@@ -214,13 +214,19 @@ def test_links_and_pictures_lead_somewhere():
 
 def test_staging_strategies_are_named_as_they_are():
     assert [row[0].strip("`") for row in _rows("How frames get to the stages", "staging")] == [
-        "direct", "pooled", "per_frame", "pageable",
+        "direct", "pooled", "per_frame", "pageable", "registered", "registered_per_frame", "write_combined", "mapped",
+        "cupy_pool", "cuda_core", "torch", "locked", "locked_per_frame",
     ]  # fmt: skip
     from framepipe import registry
 
-    assert {row[0].strip("`") for row in _rows("How frames get to the stages", "staging")} == set(
-        registry.names("staging")
-    )
+    rows = {row[0].strip("`"): row[1] for row in _rows("How frames get to the stages", "staging")}
+    assert rows.keys() == set(registry.names("staging"))
+    for name, where in rows.items():
+        stager = registry.find("staging", name)
+        assert (stager.missing("cpu") is None) == (where in ("all", "CPU"))
+        assert (stager.missing("simulated") is None) == (
+            where in ("all", "GPU") and name not in ("cupy_pool", "cuda_core", "torch")
+        )
 
 
 def test_the_fields_of_the_report_are_what_there_is():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -18,6 +19,11 @@ CUDA_ERRORS: tuple[type[Exception], ...] = (cp.cuda.runtime.CUDARuntimeError, cp
 OUT_OF_MEMORY = 2
 PIN_REFUSED = (1, 2, 208, 801)
 """InvalidValue, MemoryAllocation, AlreadyMapped, NotSupported: what a refused pin has been seen to return."""
+_PIN_REFUSED_TEXT = re.compile(
+    r"CUDA_ERROR_(INVALID_VALUE|OUT_OF_MEMORY|ALREADY_MAPPED|NOT_SUPPORTED)"
+    r"|CUDA error: (invalid argument|out of memory|resource already mapped|operation not supported)"
+)
+"""The same where a library raises errors of its own, without a code: cuda.core names them, PyTorch describes them."""
 LOST = (214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719)
 """Errors after which a context is lost, by the reference of the CUDA runtime: uncorrectable ECC and NVLink errors,
 illegal address, launch time-out and failure, and their like. 701, too many resources for a launch, is none of them."""
@@ -26,6 +32,13 @@ illegal address, launch time-out and failure, and their like. 701, too many reso
 def is_lost(error: BaseException) -> bool:
     """Whether nothing more runs in the context that raised ``error``."""
     return getattr(error, "status", None) in LOST
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether an error of CUDA, of cuda.core or of PyTorch means that so much is not page-locked."""
+    if isinstance(error, CUDA_ERRORS):
+        return getattr(error, "status", None) in PIN_REFUSED
+    return bool(_PIN_REFUSED_TEXT.search(str(error)))
 
 
 def explain(error: BaseException) -> BaseException:

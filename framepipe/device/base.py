@@ -12,15 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from framepipe.errors import DeviceMemoryError
-from framepipe.memory import Ledger
+from framepipe.memory import Ledger, whole_pages
 from framepipe.units import format_bytes
 
+T = TypeVar("T")
 _SLICE_S = 0.1
+MAPPED, WRITE_COMBINED = 2, 4
+"""Flags of `Device.host_empty`, with the values that cudaHostAlloc has for them."""
 
 
 class Event(ABC):
@@ -98,6 +101,9 @@ class Device(ABC):
         self.ledger = Ledger()
         self.warnings: list[str] = []
         """What the user should know, shown once and in the report."""
+        self._refused = False
+        self._locked: dict[int, int] = {}  # by address, what each page-locked block takes of the system
+        self._locking = threading.Lock()  # guards _refused and _locked
 
     @property
     @abstractmethod
@@ -117,12 +123,105 @@ class Device(ABC):
         return None
 
     @abstractmethod
-    def host_empty(self, nbytes: int, *, pinned: bool) -> np.ndarray:
-        """An exact-size uint8 host block, page-locked where ``pinned``; give it back with `host_free`."""
+    def host_empty(self, nbytes: int, *, pinned: bool, flags: int = 0) -> np.ndarray:
+        """An exact-size uint8 host block, page-locked where ``pinned``; give it back with `host_free`.
 
-    @abstractmethod
+        ``flags`` say how it is page-locked: `MAPPED`, `WRITE_COMBINED`. Pageable where that is refused (`page_lock`).
+        """
+
+    def host_made(self, nbytes: int, make: Callable[[], tuple[np.ndarray, int]]) -> np.ndarray:
+        """As `host_empty`, page-locked by ``make``, which returns the block and how many bytes it takes of the system.
+
+        `host_free` only notes that it is given back; who made it sees to that.
+        """
+        made = self.page_lock(nbytes, make)
+        if made is None:
+            return self.host_empty(nbytes, pinned=False)
+        block, taken = made
+        with self._locking:
+            self._locked[block.ctypes.data] = taken
+        self.ledger.add("pinned", nbytes, taken)
+        return block
+
     def host_free(self, block: np.ndarray) -> None:
-        """Give back a block of `host_empty`; no stream may still use it."""
+        """Give back a block of `host_empty` or `host_made`; no stream may still use it."""
+        with self._locking:
+            taken = self._locked.pop(block.ctypes.data, None)
+        if taken is None:
+            self.ledger.add("pageable", -block.nbytes)
+        else:
+            self.ledger.add("pinned", -block.nbytes, -taken)
+
+    def host_register(self, block: np.ndarray) -> bool:
+        """Page-lock a `framepipe.memory.mapping` as it stands, in one piece; False where the system refuses.
+
+        Either way it counts as the pipeline's from now on, until `host_unregister`.
+        """
+
+        def register() -> bool:
+            self._register(block)
+            return True
+
+        if not self.page_lock(block.nbytes, register):
+            self.ledger.add("pageable", block.nbytes)
+            return False
+        taken = whole_pages(block.nbytes)
+        with self._locking:
+            self._locked[block.ctypes.data] = taken
+        self.ledger.add("pinned", block.nbytes, taken)
+        return True
+
+    def host_unregister(self, block: np.ndarray) -> None:
+        """Undo `host_register`; no stream may still use the block, which must still be there."""
+        if self.is_locked(block):
+            self._unregister(block)
+        Device.host_free(self, block)
+
+    def is_locked(self, block: np.ndarray) -> bool:
+        """Whether a block of `host_empty`, `host_made` or `host_register` is page-locked: it was not refused."""
+        with self._locking:
+            return block.ctypes.data in self._locked
+
+    def page_lock(self, nbytes: int, lock: Callable[[], T]) -> T | None:
+        """What ``lock`` page-locks, or None where the system refuses: a warning says so, and it is not tried again.
+
+        (A refused pin has been seen to make later ones fail too.) Raises what else ``lock`` raises.
+        """
+        if self._refused:
+            return None
+        try:
+            return lock()
+        except Exception as error:
+            if not self.refused(error):
+                explained = self.explain(error)
+                if explained is error:
+                    raise
+                raise explained from error
+            with self._locking:
+                first, self._refused = not self._refused, True
+            if first:
+                told = next(iter(str(error).splitlines()), type(error).__name__)
+                instead = (
+                    "going on with memory that may be swapped out"
+                    if self.host_shared
+                    else "this is a limit of the host, not of the GPU's memory: going on with pageable memory, slower"
+                )
+                self.warnings.append(f"the system refused to page-lock {nbytes} bytes ({told}); {instead}")
+            return None
+
+    def refused(self, error: Exception) -> bool:
+        """Whether an error means that the system does not page-lock so much."""
+        return False
+
+    def _register(self, block: np.ndarray) -> None:  # noqa: B027
+        """Page-lock a block of whole pages."""
+
+    def _unregister(self, block: np.ndarray) -> None:  # noqa: B027
+        """Undo `_register`; raises nothing, since it is called while closing."""
+
+    def device_view(self, block: np.ndarray) -> Any:
+        """Page-locked host memory as stages see it, without a copy: an array of ``xp``, for as long as the block."""
+        return block
 
     @abstractmethod
     def fixed(self, nbytes: int) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from framepipe import pagelock
 from framepipe.device.base import Device, Event, Stream
 from framepipe.memory import RecyclingPool, aligned_empty
 
@@ -48,7 +49,8 @@ class CpuStream(Stream):
 class CpuDevice(Device):
     """NumPy on the host.
 
-    Memory is plain; ``pinned`` is taken as pageable and counted so, because nothing copies by DMA from it.
+    Memory is plain; ``pinned`` is taken as pageable and counted so, because nothing copies by DMA from it. What is
+    registered is locked by the operating system.
     """
 
     kind = "cpu"
@@ -71,12 +73,18 @@ class CpuDevice(Device):
     def event(self, name: str) -> CpuEvent:
         return CpuEvent(name)
 
-    def host_empty(self, nbytes: int, *, pinned: bool) -> np.ndarray:
+    def host_empty(self, nbytes: int, *, pinned: bool, flags: int = 0) -> np.ndarray:
         self.ledger.add("pageable", nbytes)
         return aligned_empty(nbytes)
 
-    def host_free(self, block: np.ndarray) -> None:
-        self.ledger.add("pageable", -block.nbytes)
+    def refused(self, error: Exception) -> bool:
+        return isinstance(error, OSError)
+
+    def _register(self, block: np.ndarray) -> None:
+        pagelock.lock(block)
+
+    def _unregister(self, block: np.ndarray) -> None:
+        pagelock.unlock(block)
 
     def fixed(self, nbytes: int) -> np.ndarray:
         return self.host_empty(nbytes, pinned=False)

@@ -1,7 +1,7 @@
 """NVIDIA GPUs through CuPy: explicit non-blocking streams, a memory pool a pipeline, exact-size pinned blocks.
 
-Nothing here uses CuPy's pinned memory pool (it rounds up to powers of two and never gives back), nor the default
-stream. Waiting threads sleep (blocking-sync events); spinning would cost a core each.
+Nothing here uses CuPy's pinned memory pool (it rounds up to powers of two and never gives back; ``cupy_pool`` staging
+shows it), nor the default stream. Waiting threads sleep (blocking-sync events); spinning would cost a core each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import importlib
 import os
 import platform
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -21,7 +20,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from framepipe.device._cuda_errors import CUDA_ERRORS, OUT_OF_MEMORY, PIN_REFUSED, explain, explained
+from framepipe.device._cuda_errors import CUDA_ERRORS, OUT_OF_MEMORY, explain, explained, is_refused
 from framepipe.device._cuda_leases import Lease, Outputs, Share
 from framepipe.device._cuda_streams import CudaEvent, CudaStream, CudaTimer
 from framepipe.device._current import current
@@ -57,12 +56,9 @@ class CudaDevice(Device):
         self.name = _name(number)
         self._pool = cp.cuda.MemoryPool()
         self._closed = False
-        self._pinned: dict[int, Any] = {}
-        self._refused = False
         self._streams: list[CudaStream] = []
         self._outputs = Outputs(self)
         self._host_outputs = _PinnedPool(self)
-        self._lock = threading.Lock()  # guards _pinned and _refused
         self.host_limit_nbytes = _WSL_NBYTES if "microsoft" in platform.release().lower() else None
         with self.bound():
             self._free_start, self._total = (int(value) for value in cp.cuda.runtime.memGetInfo())
@@ -179,37 +175,31 @@ class CudaDevice(Device):
         own = self.memory_limit_nbytes is not None
         return memory_error(nbytes, held, free, limit, "device_memory" if own else "CUPY_GPU_MEMORY_LIMIT")
 
-    def host_empty(self, nbytes: int, *, pinned: bool) -> np.ndarray:
-        if pinned and not self._refused:
-            try:
-                with self.bound():
-                    memory = cp.cuda.PinnedMemory(nbytes, 0)
-            except CUDA_ERRORS as error:
-                if getattr(error, "status", None) not in PIN_REFUSED:
-                    raise explain(error) from error
-                self._refuse(nbytes, error)
-            else:
-                pinned_memory = _Pinned(memory, nbytes, self.number)
-                block = np.asarray(pinned_memory)
-                with self._lock:
-                    self._pinned[block.ctypes.data] = pinned_memory
-                self.ledger.add("pinned", nbytes)
-                return block
+    def host_empty(self, nbytes: int, *, pinned: bool, flags: int = 0) -> np.ndarray:
+        if pinned:
+            return self.host_made(nbytes, lambda: (self._pin(nbytes, flags), nbytes))
         self.ledger.add("pageable", nbytes)
         return aligned_empty(nbytes)
 
-    def _refuse(self, nbytes: int, error: Exception) -> None:
-        # Once, and never again in this pipeline: a failed pin has been seen to make later ones fail too.
-        self._refused = True
-        self.warnings.append(
-            f"the system refused to page-lock {nbytes} bytes ({error}); this is a limit of the host, not of the GPU's "
-            "memory: going on with pageable memory, slower"
-        )
+    def _pin(self, nbytes: int, flags: int) -> np.ndarray:
+        with self.bound():
+            return np.asarray(_Pinned(cp.cuda.PinnedMemory(nbytes, flags), nbytes, self.number))
 
-    def host_free(self, block: np.ndarray) -> None:
-        with self._lock:
-            pinned = self._pinned.pop(block.ctypes.data, None)
-        self.ledger.add("pinned" if pinned is not None else "pageable", -block.nbytes)
+    def refused(self, error: Exception) -> bool:
+        return is_refused(error)
+
+    def _register(self, block: np.ndarray) -> None:
+        with self.bound():
+            cp.cuda.runtime.hostRegister(block.ctypes.data, block.nbytes, 0)
+
+    def _unregister(self, block: np.ndarray) -> None:
+        with contextlib.suppress(*CUDA_ERRORS), self.bound():  # once the context is lost nothing is registered
+            cp.cuda.runtime.hostUnregister(block.ctypes.data)
+
+    def device_view(self, block: np.ndarray) -> Any:
+        """Kernels read the host's memory over the bus; under unified addressing its address is the same for them."""
+        memory = cp.cuda.UnownedMemory(block.ctypes.data, block.nbytes, block, self.number)
+        return cp.ndarray(block.shape, block.dtype, cp.cuda.MemoryPointer(memory, 0))
 
     def fixed(self, nbytes: int) -> Any:
         with self.bound():

@@ -24,6 +24,7 @@ from framepipe.errors import ClosedError, HazardError
 from framepipe.memory import RecyclingPool, aligned_empty
 
 POISON = 0xA5
+_STREAM = "stream "
 Clock = dict[str, int]
 
 
@@ -58,6 +59,14 @@ class _Region:
             self.write, self.reads = (agent, clock[agent]), {}
         else:
             self.reads[agent] = clock[agent]
+
+    def give_back(self, clock: Clock) -> None:
+        """Check that no stream still uses it; threads are joined, of which clocks know nothing."""
+        conflicts = [] if self.write is None else [("written", *self.write)]
+        conflicts += [("read", other, time) for other, time in self.reads.items()]
+        for verb, other, time in conflicts:
+            if other.startswith(_STREAM) and clock.get(other, 0) < time:
+                raise HazardError(f"{self.label} is given back while it may still be {verb} by {other}")
 
 
 class SimulatedEvent(Event):
@@ -95,7 +104,7 @@ class SimulatedStream(Stream):
 
     def __init__(self, device: SimulatedDevice, name: str) -> None:
         self.name = name
-        self.agent = f"stream {name!r}"
+        self.agent = f"{_STREAM}{name!r}"
         self.clock: Clock = {self.agent: 0}
         self.enqueued = 0
         self.executed = 0
@@ -150,7 +159,6 @@ class SimulatedDevice(Device):
         self.streams: list[SimulatedStream] = []
         self._local = threading.local()
         self._numbers = itertools.count(1)
-        self._kind_of: dict[int, str] = {}
         self._starts: list[int] = []
         self._regions: list[_Region] = []
         self._pools = {"device": _TrackedPool(self, "device"), "pinned": _TrackedPool(self, "pinned")}
@@ -238,17 +246,31 @@ class SimulatedDevice(Device):
         if (held := self.ledger.bytes.get(kind, 0)) + nbytes > limit:
             raise memory_error(nbytes, held, None, limit)
 
-    def host_empty(self, nbytes: int, *, pinned: bool) -> np.ndarray:
-        return self._allocate(nbytes, "pinned" if pinned else "pageable")
+    def host_empty(self, nbytes: int, *, pinned: bool, flags: int = 0) -> np.ndarray:
+        if pinned:
+            return self.host_made(nbytes, lambda: (self._tracked(nbytes, "pinned"), nbytes))
+        self.ledger.add("pageable", nbytes)
+        return self._tracked(nbytes, "pageable")
 
     def host_free(self, block: np.ndarray) -> None:
-        self._free(block, "pinned")
+        self._poison(block)
+        super().host_free(block)
+
+    def _register(self, block: np.ndarray) -> None:
+        with self.lock:
+            self.track(block, "pinned memory")
+
+    def _unregister(self, block: np.ndarray) -> None:
+        self._poison(block)  # what comes next fills it again
 
     def fixed(self, nbytes: int) -> np.ndarray:
-        return self._allocate(nbytes, "device")
+        self.keep_within_limit(nbytes, "device")
+        self.ledger.add("device", nbytes)
+        return self._tracked(nbytes, "device")
 
     def fixed_free(self, block: np.ndarray) -> None:
-        self._free(block, "device")
+        self._poison(block)
+        self.ledger.add("device", -block.nbytes)
 
     def empty(self, shape: tuple[int, ...], dtype: Any, stream: Stream) -> np.ndarray:
         assert isinstance(stream, SimulatedStream)
@@ -299,22 +321,20 @@ class SimulatedDevice(Device):
         last = bisect.bisect_left(self._starts, end)
         return [region for region in self._regions[first:last] if region.end > start]
 
-    def _allocate(self, nbytes: int, kind: str) -> np.ndarray:
-        self.keep_within_limit(nbytes, kind)
+    def _tracked(self, nbytes: int, kind: str) -> np.ndarray:
         block = aligned_empty(nbytes)
         block[:] = POISON
-        self.ledger.add(kind, nbytes)
         with self.lock:
             self.track(block, f"{kind} memory")
-            self._kind_of[block.ctypes.data] = kind
         return block
 
-    def _free(self, block: np.ndarray, kind: str) -> None:
+    def _poison(self, block: np.ndarray) -> None:
         with self.lock:
-            kind = self._kind_of.pop(block.ctypes.data, kind)
+            clock = self.host_clock()
+            for region in self._touched(block):
+                region.give_back(clock)
             self.untrack(block.ctypes.data, block.nbytes)
         block[:] = POISON
-        self.ledger.add(kind, -block.nbytes)
 
     def close(self) -> None:
         with self.lock:

@@ -58,14 +58,19 @@ class Program:
         return "\n".join(parts)
 
     def launch(
-        self, name: str, grid: tuple[int, int, int], block: tuple[int, int, int], arguments: Sequence[Any]
+        self,
+        name: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        arguments: Sequence[Any],
+        shared: int = 0,
     ) -> None:
-        """Enqueue a kernel on the current device's current stream."""
+        """Enqueue a kernel on the current device's current stream, with ``shared`` bytes that it does not declare."""
         number = cupy().cuda.runtime.getDevice()
         kernel = self._kernels.get((number, name))
         if kernel is None:
             kernel = self._kernels[number, name] = self.module().get_function(name).kernel
-        kernel(grid, block, arguments)
+        kernel(grid, block, arguments, shared)
 
     def module(self) -> Any:
         """The compiled code on the current device, compiled now if it is not there yet."""

@@ -48,7 +48,8 @@ SOURCE = np.dtype(
 ``origin`` is where each component stands for the first pixel of the upright picture, from which ``across`` and ``down``
 lead to the next; for chroma, whose planes may be smaller, it is the plane's first sample. ``luma`` is that of the luma
 plane. ``turn`` takes (x, y) of the upright picture to x (the first three) and y of the lying one, whose size is given.
-Terms are kept above ``shift - 5`` bits (``mask``); ``offsets`` of the sums are moved up by as much.
+Terms are kept above ``shift - 5`` bits (``mask``); ``offsets`` of the sums are moved up by as much. ``shift`` is 16 for
+samples of a byte, for whose sake all numbers are multiplied by some power of two.
 """
 
 TARGET = np.dtype(
@@ -138,10 +139,12 @@ def _turn(rotation: int, width: int, height: int) -> tuple[int, int, int, int, i
 
 def _colour(source: Struct, spec: FrameSpec) -> None:
     k, down = coefficients(spec), spec.format.bits + spec.format.shift
+    up = 16 - FRACTION - down if spec.format.itemsize == 1 else 0  # codes are the upper halves of 32-bit words
+    down += up
     source["shift"] = down + FRACTION
     source["mask"] = (0xFFFFFFFF << down) & 0xFFFFFFFF
     for name in ("y", "rv", "gu", "gv", "bu"):
-        source[name] = getattr(k, name)
+        source[name] = getattr(k, name) << up
     green, blue = (k.g0, k.b0) if spec.format.model == "yuv" else (k.r0, k.r0)
     source["offsets"] = [value << down for value in (k.r0, green, blue)]
 
@@ -163,6 +166,7 @@ def image_source(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Stru
     )
     source["origin"] = [channel * strides[3] for channel in range(3)]
     source["down"], source["across"] = strides[1:3]
+    source["height"], source["width"] = shape[1:3]
     return source, "codes"
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
 from framepipe.container import ContainerStream, is_url, may_stall
-from framepipe.errors import SourceError, SourceNotFoundError
+from framepipe.errors import ConfigError, SourceError, SourceNotFoundError
+from framepipe.redact import redact
 from framepipe.registry import register
 from framepipe.source import Source, Stream
 
@@ -54,7 +56,7 @@ STILL = frozenset([".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"])
 
 
 @register("file")
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class File(Source):
     """A file, folder, glob, ``%04d`` sequence, ``-`` for standard input, or a URL.
 
@@ -62,7 +64,10 @@ class File(Source):
     ``rate`` pictures a second (25 by default). An existing file wins over a pattern. ``stream`` chooses a video
     stream by its index. ``decode`` overrides the pipeline's, ``threads`` bounds how many of the pipeline's decode
     threads work on this source at once. ``matrix`` and ``color_range`` override
-    what the file says of its colour. ``timeout_s`` bounds every read from a network.
+    what the file says of its colour. ``rotate: none`` leaves turned and mirrored video as it is stored.
+    ``deinterlace`` makes whole pictures of interlaced ones (bwdif), as many as there were; the source is then not
+    decoded in segments. ``timeout_s`` bounds opening an address and every read
+    from it, by the time that has passed.
     """
 
     uri: str
@@ -71,8 +76,19 @@ class File(Source):
     decode: Literal["auto", "frame", "segments", "linear"] | None = None
     matrix: Literal["bt601", "bt709", "bt2020"] | None = None
     color_range: Literal["limited", "full"] | None = None
+    rotate: Literal["auto", "none"] = "auto"
+    deinterlace: bool = False
     rate: float | None = None
     timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.timeout_s < math.inf:
+            raise ConfigError(f"timeout_s is {self.timeout_s}; it must be above 0, and there is no way without one")
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{part.name}={getattr(self, part.name)!r}" for part in fields(self))
+        return redact(f"{type(self).__name__}({values})")
 
     @property
     def may_stall(self) -> bool:
@@ -117,7 +133,7 @@ class File(Source):
         from framepipe.sources.images import Images
 
         if files and all(file.suffix.lower() in STILL for file in files):
-            common = {key: getattr(self, key) for key in ("name", "start", "end", "every", "fps", "loop")}
+            common = {key: getattr(self, key) for key in ("name", "start", "end", "every", "fps", "loop", "drop")}
             return [Images(files=tuple(str(f) for f in files), rate=self.rate or 25.0, **common)]
         if len(files) == 1:
             return [replace(self, uri=str(files[0]))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -13,6 +14,7 @@ from framepipe.stage import Affine, ArraySpec, Flow, Stage
 
 if TYPE_CHECKING:
     from framepipe.device.base import Device
+    from framepipe.frame import FrameSpec
 
 Accuracy = Literal["exact", "fast"]
 Mode = Literal["stretch", "fit", "fill", "letterbox"]
@@ -48,14 +50,17 @@ class Placement:
         return "area" if shrinks else "bilinear"
 
 
-def placement(picture: tuple[int, int], width: int | None, height: int | None, mode: Mode) -> Placement:
+def placement(
+    picture: tuple[int, int], width: int | None, height: int | None, mode: Mode, aspect: Fraction = Fraction(1)
+) -> Placement:
     """Where a picture of (width, height) goes in a result; a side that is None follows from the other.
 
-    With neither given the size stays. Sides that follow are rounded to the nearest pixel, at least 1.
+    ``aspect`` is that of the picture's pixels; the result's are square. With neither side given the height stays.
+    Sides that follow are rounded to the nearest pixel, at least 1.
     """
-    w, h = picture
+    w, h = picture[0] * aspect.numerator, picture[1] * aspect.denominator  # only their ratio counts from here on
     if width is None and height is None:
-        width, height = picture
+        width, height = _rounded(picture[1] * w, h), picture[1]
     elif width is None:
         assert height is not None
         width = _rounded(w * height, h)
@@ -64,17 +69,22 @@ def placement(picture: tuple[int, int], width: int | None, height: int | None, m
     assert width is not None
     assert height is not None
     wider = width * h >= w * height  # the result is wider than the picture
+    whole = (0, 0, *picture)
     if mode == "fill":
-        cut_w, cut_h = (w, min(h, _rounded(w * height, width))) if wider else (min(w, _rounded(h * width, height)), h)
-        source = ((w - cut_w) // 2, (h - cut_h) // 2, cut_w, cut_h)
+        cut_w, cut_h = picture
+        if wider:
+            cut_h = min(cut_h, _rounded(cut_h * w * height, h * width))
+        else:
+            cut_w = min(cut_w, _rounded(cut_w * h * width, w * height))
+        source = ((picture[0] - cut_w) // 2, (picture[1] - cut_h) // 2, cut_w, cut_h)
         return Placement((width, height), source, (0, 0, width, height))
     if mode == "stretch":
-        return Placement((width, height), (0, 0, w, h), (0, 0, width, height))
+        return Placement((width, height), whole, (0, 0, width, height))
     inner = (min(width, _rounded(w * height, h)), height) if wider else (width, min(height, _rounded(h * width, w)))
     if mode == "fit":
-        return Placement(inner, (0, 0, w, h), (0, 0, *inner))
+        return Placement(inner, whole, (0, 0, *inner))
     at = ((width - inner[0]) // 2, (height - inner[1]) // 2)
-    return Placement((width, height), (0, 0, w, h), (*at, *inner))
+    return Placement((width, height), whole, (*at, *inner))
 
 
 def _rounded(above: int, below: int) -> int:
@@ -90,6 +100,12 @@ def scale_shift(scale: float, mean: PerChannel, std: PerChannel) -> tuple[np.nda
     factor = scale / deviation
     offset = -np.broadcast_to(np.asarray(mean, np.float64), 3) / deviation + 0.0  # + 0.0: no negative zero
     return factor.astype(np.float32), offset.astype(np.float32)
+
+
+def pixel_aspect(spec: FrameSpec, to_source: Affine) -> Fraction:
+    """Width by height of the pixels of an array that is mapped so to the upright picture."""
+    stretched = Fraction(to_source.scale_x / to_source.scale_y).limit_denominator(1 << 16)
+    return Fraction(*spec.upright_aspect) * stretched
 
 
 def image_of(flow: Flow, stage: Stage) -> ArraySpec:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from framepipe.frame import Batch
 from framepipe.registry import register
 from framepipe.stage import ArraySpec, Flow, Stage
-from framepipe.stages._picture import Checks, Color, Method, Mode, Placement, image_of, placement
+from framepipe.stages._picture import Checks, Color, Method, Mode, Placement, image_of, pixel_aspect, placement
 
 
 @register("resize")
@@ -20,6 +21,10 @@ class Resize(Stage):
     ``letterbox`` is ``fit`` with borders of ``color`` up to exactly the size. ``method`` is ``nearest``,
     ``bilinear``, ``area`` (the average of what a pixel covers) or ``auto``: area where no side grows, else
     bilinear.
+
+    ``square_pixels`` makes square ones of pixels that are not, as the source says it of them: the aspect ratio that is
+    kept is then that of the picture as it is to be seen, and without ``width`` and ``height`` the width follows from
+    the height. With ``stretch`` to a given size there is nothing to keep.
     """
 
     width: int | None = None
@@ -27,13 +32,14 @@ class Resize(Stage):
     mode: Mode = "stretch"
     method: Method = "auto"
     color: Color = (0, 0, 0)
+    square_pixels: bool = False
 
     reads = frozenset({"image"})
     writes = frozenset({"image"})
 
     def __post_init__(self) -> None:
         checks = Checks(self)
-        if self.width is None and self.height is None:
+        if self.width is None and self.height is None and not self.square_pixels:
             checks.add("width and height are both missing; give at least one")
         checks.at_least(1, "width", "height")
         checks.choice("mode", Mode)
@@ -45,7 +51,8 @@ class Resize(Stage):
     def plan(self, flow: Flow) -> Flow:
         image = image_of(flow, self)
         size = image.shape[1], image.shape[0]
-        place = placement(size, self.width, self.height, self.mode)
+        aspect = pixel_aspect(flow.spec, image.to_source) if self.square_pixels else Fraction(1)
+        place = placement(size, self.width, self.height, self.mode, aspect)
         if place.size == size and place.source == place.target:
             self._placement = None  # the image is that already and goes on as it is
             return flow

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from framepipe.frame import Batch
 from framepipe.registry import register
 from framepipe.stage import ArraySpec, Flow, Stage
-from framepipe.stages._picture import Accuracy, Checks, chosen_accuracy
+from framepipe.stages._picture import Accuracy, Checks, Color, chosen_accuracy
 
 
 @register("rgb")
 @dataclass(kw_only=True)
 class Rgb(Stage):
-    """Converts planes of any format to ``image``, (N, H, W, 3) uint8 RGB, turned upright; alpha is dropped.
+    """Converts planes of any format to ``image``, (N, H, W, 3) uint8 RGB, turned upright.
 
     ``accuracy`` is ``exact`` (within 1 code of the standards' formulas, the same bits on every device), ``fast``
     (within 3 codes at 8 bits, the same as exact above) or None for the device's default. ``chroma`` between its
     samples is repeated (``nearest``) or, in the exact conversion, interpolated (``bilinear``).
+
+    ``alpha`` of pictures that have it is dropped (``drop``), kept as the tensor ``alpha``, (N, H, W) uint8
+    (``keep``; 255 for pictures that have none), or used to put the picture on a colour: that one's red, green and
+    blue. Alpha is taken as straight, as PNG, VP9 and ProRes have it; colours are mixed as codes.
     """
 
     accuracy: Accuracy | None = None
     chroma: Literal["nearest", "bilinear"] = "nearest"
+    alpha: Literal["drop", "keep"] | Color = "drop"
 
     reads = frozenset({"planes"})
     writes = frozenset({"image"})
@@ -33,7 +38,14 @@ class Rgb(Stage):
         checks.choice("chroma", Literal["nearest", "bilinear"])
         if self.accuracy == "fast" and self.chroma == "bilinear":
             checks.add("accuracy 'fast' repeats chroma; chroma 'bilinear' needs accuracy 'exact'")
+        if isinstance(self.alpha, str):
+            checks.choice("alpha", Literal["drop", "keep"])
+        else:
+            checks.color("alpha")
         checks.done()
+        self.uses_alpha = self.alpha != "drop"
+        if self.alpha == "keep":
+            self.writes = frozenset({"image", "alpha"})
         self._accuracy: Accuracy = "exact"
 
     def plan(self, flow: Flow) -> Flow:
@@ -42,7 +54,8 @@ class Rgb(Stage):
         fast = self._accuracy == "fast" and self.device.kind == "cpu"
         self.allocates = fast and self.device.kernels.fast_path(flow.spec)
         width, height = flow.spec.upright_size
-        return flow.put("image", ArraySpec((height, width, 3)))
+        flow = flow.put("image", ArraySpec((height, width, 3)))
+        return flow.put("alpha", ArraySpec((height, width))) if self.alpha == "keep" else flow
 
     def launch(self, batch: Batch) -> None:
         kernels = self.device.kernels
@@ -50,3 +63,34 @@ class Rgb(Stage):
             batch.out["image"] = kernels.to_rgb(batch.planes, accuracy="fast")
         else:
             kernels.to_rgb(batch.planes, batch.out["image"], accuracy=self._accuracy, chroma=self.chroma)
+        if self.alpha == "keep":
+            self._keep(batch)
+        elif not isinstance(self.alpha, str) and "A" in batch.spec.format.components:
+            self._compose(batch, self.alpha)
+
+    def _keep(self, batch: Batch) -> None:
+        if "A" not in batch.spec.format.components:
+            if self.allocates:
+                batch.out["alpha"] = self.device.xp.empty((len(batch), *batch.out["image"][0].shape[:2]), "uint8")
+            batch.out["alpha"][...] = 255
+            return
+        top = (1 << batch.spec.format.bits) - 1
+        for i in range(len(batch)):
+            batch.out["alpha"][i] = (self._alpha(batch, i) * 255 + top // 2) // top
+
+    def _compose(self, batch: Batch, color: Color) -> None:
+        top = (1 << batch.spec.format.bits) - 1
+        for i, picture in enumerate(batch.out["image"]):
+            alpha = self._alpha(batch, i)
+            for channel, code in enumerate(color):  # numbers, since an array would have to be uploaded
+                over = picture[..., channel]
+                over[...] = (over * alpha + code * (top - alpha) + top // 2) // top
+
+    def _alpha(self, batch: Batch, i: int) -> Any:
+        """The upright alpha of picture ``i``, (H, W) uint32: 16 bits times a code fit."""
+        assert batch.planes is not None
+        spec, xp = batch.spec, self.device.xp
+        at, channel = spec.format.components["A"]
+        plane = batch.planes.picture(i)[at]
+        plane = plane[..., channel] if plane.ndim == 3 else plane
+        return xp.rot90(plane, spec.rotation // 90).astype("uint32") >> spec.format.shift

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 from framepipe.errors import ConfigError
@@ -20,6 +21,7 @@ from framepipe.stages._picture import (
     Placement,
     Rect,
     chosen_accuracy,
+    pixel_aspect,
     placement,
     scale_shift,
 )
@@ -30,11 +32,11 @@ from framepipe.stages._picture import (
 class Tensor(Stage):
     """Makes the tensor ``name`` straight from the planes: the bits that `rgb`, `crop`, `resize` and `normalize` make.
 
-    ``crop`` is x, y, width and height in the upright picture; ``width``, ``height``, ``mode``, ``method`` and
-    ``color`` are those of `resize`, and without ``width`` and ``height`` the size stays. ``order`` of the channels
-    is ``rgb`` or ``bgr``; ``mean`` and ``std`` follow it. ``dtype`` is ``float32`` or ``float16`` (``scale`` is
-    1/255 where it is not given), or ``uint8`` for the codes as they are. ``layout`` is ``nchw`` (N, 3, H, W) or
-    ``nhwc`` (N, H, W, 3).
+    ``crop`` is x, y, width and height in the upright picture; ``width``, ``height``, ``mode``, ``method``, ``color``
+    and ``square_pixels`` are those of `resize`, and without ``width`` and ``height`` the size stays (with
+    ``square_pixels``, the height). ``order`` of the channels is ``rgb`` or ``bgr``; ``mean`` and ``std`` follow it.
+    ``dtype`` is ``float32`` or ``float16`` (``scale`` is 1/255 where it is not given), or ``uint8`` for the codes as
+    they are. ``layout`` is ``nchw`` (N, 3, H, W) or ``nhwc`` (N, H, W, 3).
     """
 
     name: str = "tensor"
@@ -43,6 +45,7 @@ class Tensor(Stage):
     mode: Mode = "stretch"
     method: Method = "auto"
     color: Color = (0, 0, 0)
+    square_pixels: bool = False
     crop: Rect | None = None
     scale: float | None = None
     mean: PerChannel = 0.0
@@ -81,7 +84,8 @@ class Tensor(Stage):
                 f"{width}x{height}",
                 stage=self.id,
             )
-        place = placement((w, h), self.width, self.height, self.mode)
+        aspect = pixel_aspect(flow.spec, Affine()) if self.square_pixels else Fraction(1)
+        place = placement((w, h), self.width, self.height, self.mode, aspect)
         self._arguments = self._kernel_arguments(place, x, y)
         shape = (3, *place.size[::-1]) if self.layout == "nchw" else (*place.size[::-1], 3)
         to_source = Affine(offset_x=x, offset_y=y).after(place.to_input)

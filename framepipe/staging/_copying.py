@@ -31,6 +31,14 @@ class CopyingStager(Stager):
         self.half_nbytes = 0
         self.targets: dict[tuple[int, int, int], Any] = {}
 
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """A page-aligned block for slots, of exactly ``nbytes``: what most strategies differ in."""
+        return self.device.host_empty(nbytes, pinned=self.pinned)
+
+    def release(self, block: np.ndarray) -> None:
+        """Give a block of `allocate` back; nothing uses it any more."""
+        self.device.host_free(block)
+
     def fill(self, frame: Any, i: int, slot: Slot, spec: FrameSpec) -> None:
         assert slot.memory is not None
         self.device.host_access(slot.memory[i], write=True)
@@ -42,7 +50,7 @@ class CopyingStager(Stager):
     def plan_device(self, spec: FrameSpec) -> None:
         """Make the halves large enough; nothing is in flight."""
         need = spec.nbytes * self.batch
-        if self.device.host_shared or need <= self.half_nbytes:
+        if self.shares_memory or need <= self.half_nbytes:
             return
         self.targets.clear()  # first: they hold the memory that is given back
         for i, half in enumerate(self.halves):
@@ -67,7 +75,7 @@ class CopyingStager(Stager):
     def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
         assert slot.memory is not None
         n = len(slot.items)
-        if self.device.host_shared:
+        if self.shares_memory:
             return Planes(spec, n, slab=slot.memory[:n])
         source = slot.memory[:n, : spec.nbytes]
         target = self.target(half, spec.nbytes, n)

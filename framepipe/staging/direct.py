@@ -24,8 +24,9 @@ class Direct(CopyingStager):
     """No copy of ours. On the CPU, where it is the default, stages read the decoder's memory and it costs nothing.
 
     On a GPU every plane is uploaded straight from the decoder's pageable memory: the driver copies it through a
-    buffer of its own, and the runner waits for that. On one thread this beats a ring; it cannot overlap. The frames
-    are read-only to everybody, since the decoder predicts later pictures from them.
+    buffer of its own, and the runner waits for that. On one thread this beats a ring (11748, 4872 and 1212
+    frames/s of 720p, 1080p and 2160p, against 8611, 3951 and 965 with `pooled`, measured on one H200); it cannot
+    overlap. The frames are read-only to everybody, since the decoder predicts later pictures from them.
     """
 
     holds_frames = True

@@ -18,12 +18,18 @@ if TYPE_CHECKING:
 @register("pooled")
 @dataclass(kw_only=True)
 class Pooled(CopyingStager):
-    """A preallocated page-locked ring: one allocation, then none. Right for streams; the default on a GPU."""
+    """A preallocated page-locked ring: one allocation, then none. Right for streams; the default on a GPU.
+
+    It costs its start, 0.36 ms a MB, and a copy on the host, which one thread does at 10 to 12.5 GB/s: less than the
+    bus (52.7 GB/s and more), so `fillers` and `copy_threads` decide how fast it is. With one: 8611, 3951 and 965
+    frames/s of 720p, 1080p and 2160p. Measured on one H200.
+    """
 
     pinned = True
 
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         super().open(device, slots, batch, depth)
+        self.ring: Sequence[Slot] = ()
         self.slab: Any = None
         self.capacity = 0
 
@@ -33,11 +39,10 @@ class Pooled(CopyingStager):
     def plan(self, spec: FrameSpec, ring: Sequence[Slot] = ()) -> bool:
         if spec.nbytes <= self.capacity:
             return False
+        self.ring = ring
         self._free()
-        for slot in ring:
-            slot.memory, slot.rooms = None, {}
         with self.timed("allocate"):
-            self.slab = self.device.host_empty(self.slots * self.batch * spec.nbytes, pinned=self.pinned)
+            self.slab = self.allocate(self.slots * self.batch * spec.nbytes)
         self.capacity = spec.nbytes
         for slot, memory in zip(ring, carve(self.slab, self.slots, self.batch, spec.nbytes), strict=True):
             slot.memory = memory
@@ -49,7 +54,9 @@ class Pooled(CopyingStager):
         self._free()
 
     def _free(self) -> None:
+        for slot in self.ring:
+            slot.memory, slot.rooms = None, {}  # first: they hold the memory that is given back
         if self.slab is not None:
             with self.timed("release"):
-                self.device.host_free(self.slab)
+                self.release(self.slab)
                 self.slab = None

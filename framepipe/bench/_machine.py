@@ -1,0 +1,59 @@
+"""What the machine is, asked in a child process: the parent holds no context on the device that is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from framepipe import registry
+from framepipe.bench import _pictures, _work
+from framepipe.device import select
+from framepipe.parts import cpus
+from framepipe.report import versions
+from framepipe.telemetry.base import Missing
+from framepipe.telemetry.sensors import close_sensors, open_sensors, read_driver_model
+
+
+def examine(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The device that will be used, its strategies (with the reason why one cannot be), sensors and versions.
+
+    Raises what choosing the device raises.
+    """
+    choice = select.choose(request["device"])
+    device = choice.make()
+    shared, name = device.host_shared, device.name
+    device.close()
+    gpu: dict[str, Any] | None = None
+    if choice.kind == "cuda":
+        from framepipe.bench import _machine_cuda
+
+        gpu = _machine_cuda.examine(choice.number)
+    sensors = open_sensors(choice.number if gpu else None)
+    try:
+        model = read_driver_model(sensors)
+        if gpu is not None:
+            gpu["driver_model"] = model.as_json()["current"]
+        return {
+            "device": {"kind": choice.kind, "number": choice.number, "name": name, "why": choice.why, "shared": shared},
+            "gpu": gpu,
+            "strategies": _strategies(request, choice.kind),
+            "sensors": {f"{s.name}.{key}": f"{s.source}: {what}" for s in sensors for key, what in s.readings.items()},
+            "missing": {s.name: s.reason for s in sensors if isinstance(s, Missing)},
+            "versions": versions(),
+            "cpus": cpus(),
+            "cache_bytes": _pictures.cache_nbytes(),
+        }
+    finally:
+        close_sensors(sensors)
+
+
+def _strategies(request: Mapping[str, Any], kind: str) -> dict[str, str | None]:
+    """Why each strategy cannot run on a device of this ``kind``; None for those that can."""
+    names = request["strategies"] or registry.names("staging")
+    return {name: _missing(name, kind, allow_code=request["allow_code"]) for name in names}
+
+
+def _missing(name: str, kind: str, *, allow_code: bool) -> str | None:
+    cls: Any = registry.find("staging", _work.strategy(name, allow_code=allow_code))
+    missing: str | None = cls.missing(kind)
+    return missing

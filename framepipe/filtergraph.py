@@ -1,0 +1,119 @@
+"""What happens to a source's pictures between decoder and slot: deinterlacing when asked for, mirroring undone.
+
+Both are work of libavfilter, on planes and in the worker that decoded them. Pictures that are only turned are left
+alone: stages turn them on the device.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import av
+import av.error
+import av.filter
+import numpy as np
+from av.sidedata.sidedata import Type
+
+from framepipe.source import Source
+
+# From a display matrix (libavutil/display.h) that mirrors, by (axes are exchanged, x runs backwards, y does).
+_MIRRORED = {
+    (False, True, False): ("hflip", None),
+    (False, False, True): ("vflip", None),
+    (True, False, False): ("transpose", "cclock_flip"),
+    (True, True, True): ("transpose", "clock_flip"),
+}
+_Step = tuple[str, str | None]
+
+
+class PictureFilter:
+    """The ``steps`` (name and arguments of filters) for the pictures of one decoder, in its order.
+
+    As many pictures come out as go in, with the time stamps that they had; deinterlacing holds one back. The graph is
+    made anew when size, format or colour change.
+    """
+
+    def __init__(self, steps: list[_Step]) -> None:
+        self.swaps_sides = any(name == "transpose" for name, _ in steps)
+        """Whether width and height, also those of a pixel, are exchanged."""
+        self.deinterlaced = 0
+        """Interlaced pictures that were put in to be deinterlaced."""
+        self._steps = steps
+        self._deinterlaces = any(name == "bwdif" for name, _ in steps)
+        self._kind: tuple[Any, ...] = ()
+        self._graph: Any = None
+        self._source: Any = None
+        self._sink: Any = None
+        self._times: deque[tuple[int | None, Any]] = deque()
+
+    def push(self, frame: Any) -> list[Any]:
+        """Put a picture in and return those that are ready. Raises PyAV's errors."""
+        kind = (frame.width, frame.height, frame.format.name, int(frame.colorspace), int(frame.color_range))
+        ready: list[Any] = []
+        if kind != self._kind:
+            ready += self.flush()
+            self._make(*kind)
+            self._kind = kind
+        if self._deinterlaces and frame.interlaced_frame:
+            self.deinterlaced += 1
+        self._times.append((frame.pts, frame.time_base))
+        self._source.push(frame)
+        return ready + self._pull()
+
+    def flush(self) -> list[Any]:
+        """What the filters still hold; the next picture begins anew."""
+        if self._graph is None:
+            return []
+        self._source.push(None)
+        ready = self._pull()
+        self._graph = self._source = self._sink = None
+        self._kind = ()
+        return ready
+
+    def _make(self, width: int, height: int, pix_fmt: str, colorspace: int, color_range: int) -> None:
+        graph = av.filter.Graph()
+        graph.threads = 1  # the pipeline's threads are the decoder's
+        told = f"video_size={width}x{height}:pix_fmt={pix_fmt}:time_base=1/1000:pixel_aspect=1/1"
+        source = graph.add("buffer", f"{told}:colorspace={colorspace}:range={color_range}")
+        sink = graph.add("buffersink")
+        graph.link_nodes(source, *(graph.add(*step) for step in self._steps), sink)
+        graph.configure()
+        self._graph, self._source, self._sink = graph, source, sink
+
+    def _pull(self) -> list[Any]:
+        ready: list[Any] = []
+        while True:
+            try:
+                frame = self._sink.pull()
+            except (av.error.BlockingIOError, av.error.EOFError):
+                return ready
+            frame.pts, base = self._times.popleft()
+            if base is not None:
+                frame.time_base = base
+            ready.append(frame)
+
+
+def filter_for(source: Source, first: Any) -> PictureFilter | None:
+    """The filter for pictures that a decoder begins with ``first``; None where they go on as they are."""
+    steps: list[_Step] = []
+    if getattr(source, "deinterlace", False):
+        steps.append(("bwdif", "mode=send_frame:deint=interlaced"))
+    if getattr(source, "rotate", "auto") == "auto":
+        steps += _unmirror(first)
+    return PictureFilter(steps) if steps else None
+
+
+def _unmirror(frame: Any) -> list[_Step]:
+    data = frame.side_data.get(Type.DISPLAYMATRIX)
+    if data is None:
+        return []
+    a, b, _, c, d = (int(value) for value in np.frombuffer(data, np.int32)[:5])
+    if a * d - b * c >= 0:
+        return []
+    swapped = abs(b) + abs(c) > abs(a) + abs(d)
+    backwards = (c < 0, b < 0) if swapped else (a < 0, d < 0)
+    # A matrix of a sheared picture may be neither; it is taken as it comes.
+    step = _MIRRORED.get((swapped, *backwards))
+    # Once upright it must not be turned again by what stands in the matrix.
+    return [step, ("sidedata", "mode=delete:type=DISPLAYMATRIX")] if step else []

@@ -1,0 +1,54 @@
+"""What was found in a source that its reader should know of: counted by name, and in words."""
+
+from __future__ import annotations
+
+from framepipe.feed import Feed
+from framepipe.timestamps import JUMP_S
+
+_HDR = {"pq": "PQ", "hlg": "HLG"}
+
+
+def counters(feed: Feed) -> dict[str, int]:
+    """Pictures by what is odd about them, without those that there were none of.
+
+    Their time stamp is ``estimated``, ``repeated``, ``backward``, ``jumping`` or ``negative`` (`framepipe.timestamps`);
+    they are ``interlaced``, or were before they were ``deinterlaced``; they are ``changed`` (another size, format or
+    colour than the one before).
+    """
+    found = {
+        **feed.clock.odd,
+        "interlaced": feed.interlaced,
+        "deinterlaced": feed.deinterlaced,
+        "changed": feed.changed,
+    }
+    return {name: count for name, count in found.items() if count}
+
+
+def findings(feed: Feed, *, alpha_used: bool) -> list[str]:
+    """A sentence for each finding; ``alpha_used`` says whether a stage makes use of alpha."""
+    count = counters(feed)
+    told = [text.format(_pictures(count[name])) for name, text in _texts(feed).items() if name in count]
+    for transfer in sorted(feed.transfers & _HDR.keys()):
+        told.append(f"is HDR ({_HDR[transfer]}) and was not tone mapped: it looks as if it were SDR")
+    if feed.with_alpha and not alpha_used:
+        told.append(
+            f"has alpha ({', '.join(sorted(feed.with_alpha))}), which was dropped: no stage uses it; "
+            "rgb: {alpha: [255, 255, 255]} puts the pictures on white"
+        )
+    return told
+
+
+def _texts(feed: Feed) -> dict[str, str]:
+    return {
+        "estimated": f"{{}} without a time stamp: times are estimated, at {float(feed.rate):g} a second",
+        "repeated": "{} with the time stamp of the one before",
+        "backward": "{} with a time stamp before that of the one before",
+        "jumping": f"{{}} with a time stamp more than {JUMP_S:g} s behind the one before",
+        "negative": "{} with a negative time stamp",
+        "interlaced": "{} interlaced, and left so; deinterlace: true of the source makes whole ones of them",
+        "changed": "{} of another size, format or colour than the one before",
+    }
+
+
+def _pictures(count: int) -> str:
+    return f"{count} picture{'' if count == 1 else 's'}"

@@ -1,0 +1,241 @@
+// Eight pixels of a row at a time, from where reading is fast: planes of 4:2:0, 4:2:2 and 4:4:4 with repeated chroma,
+// aligned to 16 bytes, or RGB pictures without gaps, aligned to 8 bytes. Compiled for each SAMPLE (u8 or u16),
+// CHROMA_W_SHIFT and CHROMA_H_SHIFT, or for IMAGES. x is a multiple of 8, of the lying picture.
+//
+// A cursor loads what ROWS rows from y on (a multiple of ROWS) are made of, and only loads: to load the next rows before
+// the last ones are used hides the way to memory. `chroma_of` is what these rows share.
+
+template <int WORDS>
+__device__ __forceinline__ void load_words(const u8* from, u32 (&words)[WORDS])
+{
+    if (WORDS % 4 == 0) {
+        for (int i = 0; i < WORDS / 4; i++) {
+            const uint4 four = __ldg((const uint4*)from + i);
+            words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+        }
+    } else if (WORDS % 2 == 0) {
+        for (int i = 0; i < WORDS / 2; i++) {
+            const uint2 two = __ldg((const uint2*)from + i);
+            words[2 * i] = two.x, words[2 * i + 1] = two.y;
+        }
+    } else {
+        words[0] = __ldg((const u32*)from);
+    }
+}
+
+#ifdef IMAGES
+
+const int ROWS = 1;
+
+struct Loaded {
+    u32 words[6];
+
+    __device__ __forceinline__ void skip_row() {}
+};
+
+struct Chroma {};
+
+// Where rows are loaded from, going down.
+struct Cursor {
+    const u8* at;
+
+    __device__ __forceinline__ Cursor(const u8* in, const Source& s, int x, int y)
+        : at(in + (s.origin[0] + y * s.down + x * 3)) {}
+
+    __device__ __forceinline__ void load(const Source& s, int y, Loaded& to) const { load_words(at, to.words); }
+    __device__ __forceinline__ void go_down(const Source& s) { at += s.down; }
+};
+
+__device__ __forceinline__ Chroma chroma_of(const Source& s, const Loaded& from) { return {}; }
+
+// The pixels as 24 bytes.
+__device__ __forceinline__ void interleaved(
+    const Source& s, const Loaded& from, const Chroma& with, int row, u32 (&words)[6])
+{
+    for (int i = 0; i < 6; i++)
+        words[i] = from.words[i];
+}
+
+// Red, green and blue as 8 bytes each.
+__device__ __forceinline__ void planar(
+    const Source& s, const Loaded& from, const Chroma& with, int row, u32 (&words)[3][2])
+{
+    for (int half = 0; half < 2; half++) {
+        const u32 a = from.words[3 * half], b = from.words[3 * half + 1], c = from.words[3 * half + 2];
+        words[0][half] = __byte_perm(__byte_perm(a, b, 0x0630), c, 0x5210);
+        words[1][half] = __byte_perm(__byte_perm(a, b, 0x0741), c, 0x6210);
+        words[2][half] = __byte_perm(__byte_perm(a, b, 0x0052), c, 0x7410);
+    }
+}
+
+// The 24 codes in pairs, each of 16 bits.
+__device__ __forceinline__ void pairs_of(
+    const Source& s, const Loaded& from, const Chroma& with, int row, u32 (&pairs)[12])
+{
+    for (int i = 0; i < 6; i++) {
+        pairs[2 * i] = __byte_perm(from.words[i], 0, 0x4240);
+        pairs[2 * i + 1] = __byte_perm(from.words[i], 0, 0x4341);
+    }
+}
+
+// Where channel c of pixel k stands among them, counted in halves of a pair.
+__device__ __forceinline__ int half_at(int c, int k)
+{
+    const int byte = 3 * k + c;
+    return byte / 4 * 4 + byte % 2 * 2 + byte / 2 % 2;
+}
+
+#else
+
+const int PAIRS = 8 >> CHROMA_W_SHIFT, ROWS = 1 << CHROMA_H_SHIFT;
+const int LUMA_WORDS = 2 * sizeof(SAMPLE), CHROMA_WORDS = PAIRS * sizeof(SAMPLE) / 4;
+
+struct Loaded {
+    u32 luma[ROWS][LUMA_WORDS], chroma[2 * CHROMA_WORDS];
+
+    // Makes the second row the first.
+    __device__ __forceinline__ void skip_row()
+    {
+        for (int i = 0; i < LUMA_WORDS; i++)
+            luma[0][i] = luma[ROWS - 1][i];
+    }
+};
+
+// What each chroma sample adds to the three codes of its pixels.
+struct Chroma {
+    int sums[PAIRS][3];
+};
+
+// Sample i of packed ones.
+template <int WORDS>
+__device__ __forceinline__ int unpacked(const u32 (&words)[WORDS], int i)
+{
+    if (sizeof(SAMPLE) == 1)
+        return __byte_perm(words[i / 4], 0, 0x4440 + i % 4);
+    return __byte_perm(words[i / 2], 0, i % 2 ? 0x4432 : 0x4410);
+}
+
+// Where rows are loaded from, going down ROWS at a time; y is that of the first.
+struct Cursor {
+    const u8 *luma, *u, *v;
+
+    __device__ __forceinline__ Cursor(const u8* in, const Source& s, int x, int y)
+    {
+        const u8* at = in + (i64)(y >> CHROMA_H_SHIFT) * s.chroma_pitch + (x >> CHROMA_W_SHIFT) * s.chroma_step;
+        luma = in + s.luma + (i64)y * s.luma_pitch + x * (int)sizeof(SAMPLE);
+        u = at + s.origin[1], v = at + s.origin[2];
+        if (s.chroma_step != sizeof(SAMPLE))
+            u = v = u < v ? u : v;  // U and V by turns, or V and U
+    }
+
+    __device__ __forceinline__ void load(const Source& s, int y, Loaded& to) const
+    {
+        for (int r = 0; r < ROWS; r++)
+            load_words(luma + (y + r < s.height ? r * s.luma_pitch : 0), to.luma[r]);
+        if (s.chroma_step == sizeof(SAMPLE)) {
+            u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
+            load_words(u, us);
+            load_words(v, vs);
+            for (int i = 0; i < CHROMA_WORDS; i++)
+                to.chroma[2 * i] = us[i], to.chroma[2 * i + 1] = vs[i];
+        } else {
+            load_words(u, to.chroma);
+        }
+    }
+
+    __device__ __forceinline__ void go_down(const Source& s)
+    {
+        luma += ROWS * s.luma_pitch, u += s.chroma_pitch, v += s.chroma_pitch;
+    }
+};
+
+__device__ __forceinline__ Chroma chroma_of(const Source& s, const Loaded& from)
+{
+    // Words of U and V by turns, or every other sample.
+    const bool planar = s.chroma_step == sizeof(SAMPLE), swapped = s.origin[2] < s.origin[1];
+    const u32 first = planar ? 0x3210 : sizeof(SAMPLE) == 1 ? 0x6420 : 0x5410;
+    const u32 second = planar ? 0x7654 : sizeof(SAMPLE) == 1 ? 0x7531 : 0x7632;
+    const u32 take_u = !planar && swapped ? second : first, take_v = !planar && swapped ? first : second;
+    u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
+    for (int i = 0; i < CHROMA_WORDS; i++) {
+        us[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], take_u);
+        vs[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], take_v);
+    }
+    Chroma to;
+    for (int p = 0; p < PAIRS; p++)
+        chroma(s, unpacked(us, p), unpacked(vs, p), to.sums[p]);
+    return to;
+}
+
+// Channel c of pixel k of a row, before it is shifted and clipped.
+__device__ __forceinline__ int level(
+    const Source& s, const Loaded& from, const Chroma& with, int row, int k, int c)
+{
+    return (int)(s.y * unpacked(from.luma[row], k) + with.sums[k >> CHROMA_W_SHIFT][c]);
+}
+
+// Four numbers as four codes in a word, each clipped to 0 to 255; the first is the lowest byte.
+__device__ __forceinline__ u32 packed(int a, int b, int c, int d)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 720
+    u32 high, word;
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(high) : "r"(d), "r"(c), "r"(0));
+    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(b), "r"(a), "r"(high));
+    return word;
+#else
+    return clip(a, 0, 255) | clip(b, 0, 255) << 8 | clip(c, 0, 255) << 16 | (u32)clip(d, 0, 255) << 24;
+#endif
+}
+
+// Two levels as two codes of 16 bits. Samples of 8 bits have their code in the upper half of a level: CODE_SHIFT.
+__device__ __forceinline__ u32 two_codes(const Source& s, int a, int b)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (sizeof(SAMPLE) == 1) {
+        u32 pair;
+        asm("min.relu.s16x2 %0, %1, %2;" : "=r"(pair) : "r"(__byte_perm(a, b, 0x7632)), "r"(0x00ff00ff));
+        return pair;
+    }
+#endif
+    return __byte_perm(packed(a >> s.shift, b >> s.shift, 0, 0), 0, 0x4140);
+}
+
+// The pixels as 24 bytes.
+__device__ __forceinline__ void interleaved(
+    const Source& s, const Loaded& from, const Chroma& with, int row, u32 (&words)[6])
+{
+    int codes[24];
+    for (int k = 0; k < 8; k++)
+        for (int c = 0; c < 3; c++)
+            codes[3 * k + c] = level(s, from, with, row, k, c) >> s.shift;
+    for (int k = 0; k < 6; k++)
+        words[k] = packed(codes[4 * k], codes[4 * k + 1], codes[4 * k + 2], codes[4 * k + 3]);
+}
+
+// Red, green and blue as 8 bytes each.
+__device__ __forceinline__ void planar(
+    const Source& s, const Loaded& from, const Chroma& with, int row, u32 (&words)[3][2])
+{
+    for (int c = 0; c < 3; c++) {
+        int codes[8];
+        for (int k = 0; k < 8; k++)
+            codes[k] = level(s, from, with, row, k, c) >> s.shift;
+        words[c][0] = packed(codes[0], codes[1], codes[2], codes[3]);
+        words[c][1] = packed(codes[4], codes[5], codes[6], codes[7]);
+    }
+}
+
+// The 24 codes in pairs, each of 16 bits.
+__device__ __forceinline__ void pairs_of(
+    const Source& s, const Loaded& from, const Chroma& with, int row, u32 (&pairs)[12])
+{
+    for (int c = 0; c < 3; c++)
+        for (int j = 0; j < 4; j++)
+            pairs[4 * c + j] = two_codes(
+                s, level(s, from, with, row, 2 * j, c), level(s, from, with, row, 2 * j + 1, c));
+}
+
+// Where channel c of pixel k stands among them, counted in halves of a pair.
+__device__ __forceinline__ int half_at(int c, int k) { return 8 * c + k; }
+
+#endif
