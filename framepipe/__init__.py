@@ -79,8 +79,8 @@ ground     errors registry tracing | memory | pagelock | redact | units
 ``cli`` alone prints and handles signals. ``config`` turns YAML into components, ``parts`` does so with names and paths.
 ``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding``), ``filling``, ``running`` and
 ``delivering``; ``chain`` plans the stages. ``container`` opens inputs and cuts packets, ``feed`` keeps the books of a
-source, ``ring`` hands slots round, ``memory`` counts every byte, ``pagelock`` is the system's own page-locking, ``telemetry``
-reads what the system counts. ``bench`` measures pipelines, each in a child process.
+source, ``ring`` hands slots round, ``memory`` counts every byte, ``pagelock`` is the system's own page-locking,
+``telemetry`` reads what the system counts. ``bench`` measures pipelines, each in a child process.
 
 Arrays are (height, width, ...), configuration has width before height. Boxes are ``x1, y1, x2, y2`` in pixels of the
 upright source picture, whatever resize came between. Names carry units: ``_s``, ``_ms``, ``nbytes``.

@@ -63,7 +63,9 @@ def make_files(folder: Path) -> None:
     """The whole files of which all others are made."""
     for name, options in KINDS.items():
         make_clip(folder / name, width=64, height=48, **options)
-    remux(folder / "first.mp4", folder / "faststart.mp4", movflags="faststart").replace(folder / "first.mp4")
+    remux(folder / "first.mp4", folder / "copy.mp4", movflags="faststart").replace(folder / "first.mp4")
+    for name in ("a.mkv", "f.mkv", "v9.webm"):  # they have names of their own, another one each time
+        remux(folder / name, folder / f"copy-{name}", fflags="+bitexact").replace(folder / name)
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
@@ -73,7 +75,7 @@ def remuxed(source: Any, name: str, change: Callable[[list[Any]], list[Any]]) ->
     """The packets of an opened file, as ``change`` leaves their list, in a container of the same kind."""
     container = {".ts": "mpegts", ".264": "h264", ".mkv": "matroska"}.get(Path(name).suffix, Path(name).suffix[1:])
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as out:
+    with av.open(buffer, "w", format=container, options={"fflags": "+bitexact"}) as out:
         stream = source.streams.video[0]
         copy = out.add_stream_from_template(stream)
         packets = [packet for packet in source.demux(stream) if packet.size]
@@ -189,14 +191,14 @@ def count_plainly(path: Path) -> int | None:
                 return None
             stream.codec_context.thread_type, stream.codec_context.thread_count = "NONE", 1
             with contextlib.suppress(av.FFmpegError, OSError):
-                for packet in c.demux(stream):
+                for packet in c.demux(stream):  # of what comes behind the flush packet PyAV may read beyond its list
                     try:
                         count += len(stream.codec_context.decode(packet if packet.size else None))
                         in_row = 0
                     except (av.FFmpegError, ValueError):
                         in_row += 1
-                        if in_row > GIVE_UP:
-                            break
+                    if in_row > GIVE_UP or not packet.size:
+                        break
     except (av.FFmpegError, OSError, ValueError):
         return None
     return count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -18,13 +19,11 @@ from case_inputs import (
     encode,
     letters,
     near,
-    needs,
     numbered,
     planes_of,
     png,
     rgb,
     see,
-    shift_of,
     solid,
     tagged,
 )
@@ -32,7 +31,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framepipe import pixfmt
-from framepipe.errors import ConfigError, FramepipeError, UnsupportedFormatError
+from framepipe.errors import ConfigError, UnsupportedFormatError
 from framepipe.frame import FrameSpec
 from framepipe.stages.resize import Resize
 from framepipe.stages.rgb import Rgb
@@ -86,34 +85,37 @@ def test_b10_422_and_444(tmp_path, device, pix_fmt):
     assert seen.source["pix_fmt"] == pix_fmt
 
 
-@pytest.mark.parametrize("pix_fmt", sorted(av.video.format.names))
+def _white(pix_fmt):
+    """A white picture; None where FFmpeg cannot make one (formats of a GPU, and those that are only read)."""
+    try:
+        return solid((235, 128, 128), size=(32, 16)).reformat(format=pix_fmt)
+    except (ValueError, av.error.FFmpegError):
+        return None
+
+
+_MADE = [name for name in sorted(av.video.format.names) if _white(name) is not None]
+
+
+@pytest.mark.parametrize("pix_fmt", _MADE)
 def test_b10_any_format_gives_pictures_or_is_named(pix_fmt):
     """Every format that FFmpeg knows: taken as it is, converted, or an error that says which one it was."""
-    try:
-        frame = av.VideoFrame(32, 16, pix_fmt)
-        white = solid((235, 128, 128), size=(32, 16)).reformat(format=pix_fmt)
-    except (ValueError, av.error.FFmpegError, MemoryError, NotImplementedError):
-        frame, white = None, None  # cannot be made: of the GPU, or only read
-    if white is None:
-        with pytest.raises(UnsupportedFormatError, match="is not supported"):
-            FrameSpec.of(_Named(pix_fmt)) if pix_fmt not in pixfmt.table() else _Named(pix_fmt).fail()
+    frame = _white(pix_fmt)
+    if pix_fmt in ("bgr4", "rgb4"):  # FFmpeg writes these and does not read them
+        with pytest.raises(UnsupportedFormatError, match=f"source: pictures in {pix_fmt} cannot be converted"):
+            see(FrameList(frames=[frame]))
         return
-    white.pts, white.time_base = 0, Fraction(1, 25)
-    seen = see(FrameList(frames=[white]))
+    seen = see(FrameList(frames=[frame]))
     assert seen.pictures[0].shape == (16, 32, 3)
-    assert frame is not None and min(seen.colours[0]) > 240, seen.colours
+    assert min(seen.colours[0]) >= 240, seen.colours
 
 
-class _Named:
-    """As much of a frame as says which format it has."""
-
-    width, height, colorspace, color_range, color_trc, rotation = 32, 16, 2, 0, 2, 0
-
-    def __init__(self, pix_fmt):
-        self.format = av.VideoFormat(pix_fmt)
-
-    def fail(self):
-        raise UnsupportedFormatError("a format that is taken but cannot be made here is not supported by this test")
+def test_b10_a_format_that_is_not_taken_is_named():
+    for pix_fmt in set(av.video.format.names) - set(_MADE) - set(pixfmt.table()):
+        frame = SimpleNamespace(
+            width=32, height=16, format=av.VideoFormat(pix_fmt), colorspace=2, color_range=0, color_trc=2, rotation=0
+        )
+        with pytest.raises(UnsupportedFormatError, match=f"'{pix_fmt}' is not supported"):
+            FrameSpec.of(frame)
 
 
 @DEVICES
@@ -175,7 +177,9 @@ def test_b12_alpha_is_kept_on_request(tmp_path, device, decode, codec, suffix):
     )
     alphas = [frame.to_host(frame.tensors["alpha"]) for frame in seen.frames]
     assert [alpha.shape for alpha in alphas] == [(64, 96)] * 3
-    assert all(near([int(alpha.min()), int(alpha.max())], [right] * 2, 2) for alpha, right in zip(alphas, _ALPHA))
+    assert all(
+        near([int(alpha.min()), int(alpha.max())], [right] * 2, 2) for alpha, right in zip(alphas, _ALPHA, strict=True)
+    )
     assert seen.source["warnings"] == []
 
 
@@ -211,7 +215,7 @@ def test_b12_grey_with_alpha_and_pictures_without():
         stage = Rgb(accuracy=accuracy, alpha="keep")
         kept = see(FrameList(frames=[solid(GREY), solid(GREY)]), stages=[stage])
         assert all((frame.tensors["alpha"] == 255).all() for frame in kept.frames)
-        assert kept.source["warnings"] == []
+        assert not any("alpha" in warning for warning in kept.source["warnings"])
 
 
 def test_b12_alpha_turns_with_the_picture(tmp_path):
@@ -323,8 +327,8 @@ def _interlaced(path, count=6, codec="mpeg2video", *, moving=False, order="tt"):
     for i in range(count):
         frame = solid(GREY, i)
         if moving:
-            dict(planes_of(frame))["Y"][9::2] = 60 + 4 * i
-            dict(planes_of(frame))["Y"][8::2] = 160 + 4 * i
+            dict(planes_of(frame))["Y"][9::2] = 60 + 2 * i
+            dict(planes_of(frame))["Y"][8::2] = 160 + 2 * i
         frames.append(frame)
     options = {"field_order": order} if codec == "mpeg2video" else {"x264-params": "threads=1:scenecut=0:tff=1"}
     return encode(path, frames, codec, options=options, flags=INTERLACED_ENCODING)
@@ -372,7 +376,7 @@ def test_b17_what_is_not_interlaced_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_b17_few_pictures_and_several_rounds(tmp_path, count):
-    seen = see(_interlaced(tmp_path / "clip.ts", count), deinterlace=True, loop=3)
+    seen = see(_interlaced(tmp_path / "clip.mp4", count), deinterlace=True, loop=3)
     assert seen.numbers == list(range(count)) * 3
     assert seen.counters["deinterlaced"] == 3 * count
 
@@ -381,9 +385,9 @@ def test_b17_a_size_that_changes_is_deinterlaced_anew(tmp_path):
     parts = []
     for i, size in enumerate([(64, 48), (128, 96), (64, 48)]):
         frames = [solid(GREY, 5 * i + k, size=size) for k in range(5)]
-        options = {"field_order": "tt"}
+        options = {"x264-params": "threads=1:scenecut=0:tff=1"}
         part = encode(
-            tmp_path / f"{i}.ts", frames, "mpeg2video", pts=range(5 * i, 5 * i + 5), options=options,
+            tmp_path / f"{i}.ts", frames, "libx264", pts=range(5 * i, 5 * i + 5), options=options,
             flags=INTERLACED_ENCODING, container_options={"max_delay": "0"},
         )  # fmt: skip
         parts.append(part.read_bytes())
@@ -398,7 +402,7 @@ def test_b17_a_size_that_changes_is_deinterlaced_anew(tmp_path):
 def test_b17_colour_is_kept(tmp_path):
     frames = [tagged(solid(RED_601, i), {"colorspace": BT709, "color_range": LIMITED}) for i in range(4)]
     clip = encode(
-        tmp_path / "clip.ts", frames, "mpeg2video", options={"field_order": "tt"}, flags=INTERLACED_ENCODING,
+        tmp_path / "clip.mp4", frames, "mpeg2video", options={"field_order": "tt"}, flags=INTERLACED_ENCODING,
         tags={"colorspace": BT709, "color_range": LIMITED, "color_primaries": 1, "color_trc": 1},
     )  # fmt: skip
     assert all(near(colour, (255, 24, 0), 2) for colour in see(clip, deinterlace=True).colours)
@@ -473,7 +477,7 @@ def test_b18_deinterlaced_and_mirrored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("codec", "suffix"), [("libx264", ".mp4"), ("libx264", ".mkv"), ("mpeg2video", ".ts"), ("ffv1", ".mkv")]
+    ("codec", "suffix"), [("libx264", ".mp4"), ("libx264", ".mkv"), ("mpeg2video", ".mpg"), ("mpeg4", ".avi")]
 )
 def test_the_aspect_of_pixels_is_told(tmp_path, codec, suffix):
     clip = encode(tmp_path / f"clip{suffix}", numbered(3, size=(72, 48)), codec, aspect=Fraction(16, 9) * 48 / 72)

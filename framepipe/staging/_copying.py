@@ -45,7 +45,8 @@ class CopyingStager(Stager):
         room = slot.rooms.get(spec)
         if room is None:
             room = slot.rooms[spec] = PlaneCopy(slot.memory, spec)
-        room.put(i, frame, self.together)
+        with self.timed("copy"):
+            room.put(i, frame, self.together)
 
     def plan_device(self, spec: FrameSpec) -> None:
         """Make the halves large enough; nothing is in flight."""

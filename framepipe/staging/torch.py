@@ -63,7 +63,9 @@ class Torch(CopyingStager):
     def fill(self, frame: Any, i: int, slot: Slot, spec: FrameSpec) -> None:
         tensors = self.tensors[slot.index]
         self._drop(tensors[i])
-        tensors[i] = [self._pin(plane, layout.height) for plane, layout in zip(frame.planes, spec.planes, strict=False)]
+        pairs = zip(frame.planes, spec.planes, strict=False)
+        with self.timed("copy"):  # PyTorch allocates and copies in one
+            tensors[i] = [self._pin(plane, layout.height) for plane, layout in pairs]
 
     def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
         n = len(slot.items)

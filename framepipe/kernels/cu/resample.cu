@@ -9,6 +9,15 @@
 
 const int ROW_BYTES = WARP * 12 + 16;
 
+extern __shared__ uint4 dynamic[];
+
+// What stands `at` so many bytes in shared memory.
+template <class T>
+__device__ __forceinline__ T& shared(int at)
+{
+    return *(T*)((u8*)dynamic + at);
+}
+
 // A tap whose interval is within the source, in units of `place.pixel`.
 template <Method METHOD>
 __device__ __forceinline__ Tap inside_tap(const Place& p, const Tiling& tiling, int axis, int d)
@@ -45,8 +54,8 @@ struct Sums {
         }
     }
 
-    // To `to`, of which the channels are `channel` bytes apart.
-    __device__ __forceinline__ void store(u8* to, int channel) const
+    // To shared memory, where the channels are `channel` bytes apart.
+    __device__ __forceinline__ void store(int to, int channel) const
     {
         for (int c = 0; c < 3; c++) {
             u32 words[NARROW ? 4 : 8];
@@ -59,7 +68,7 @@ struct Sums {
                     words[k % (NARROW ? 4 : 8)] = values[a % (NARROW ? 12 : 24)];
             }
             for (int i = 0; i < (NARROW ? 1 : 2); i++)
-                *(uint4*)(to + c * channel + 16 * i) =
+                shared<uint4>(to + c * channel + 16 * i) =
                     make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
         }
     }
@@ -84,7 +93,7 @@ struct Down {
         Cursor cursor(in, s, x, top & ~(ROWS - 1));
         for (int y = top & ~(ROWS - 1); y < bottom; y += ROWS, cursor.go_down(s)) {
             Loaded loaded;
-            cursor.load(s, y, loaded);
+            cursor.load(s, y, top, bottom, loaded);
             const Chroma chroma = chroma_of(s, loaded);
             for (int r = 0; r < ROWS; r++) {
                 if (y + r < top || y + r >= bottom)
@@ -118,7 +127,7 @@ struct Down<AREA, NARROW> {
         before = top.part + above * p.pixel[1];
         y = p.source[1] + top.first - above;
         bottom = p.source[1] + last.first + touched(p, 1, last);
-        cursor.load(s, y, coming);
+        cursor.load(s, y, NO_TOP, bottom, coming);
     }
 
     __device__ __forceinline__ void go_on(const Source& s, const Place& p)
@@ -127,7 +136,7 @@ struct Down<AREA, NARROW> {
             now = coming;
             cursor.go_down(s);
             if (y + ROWS < bottom)
-                cursor.load(s, y + ROWS, coming);
+                cursor.load(s, y + ROWS, NO_TOP, bottom, coming);
             chroma = chroma_of(s, now);
         } else {
             now.skip_row();
@@ -153,17 +162,16 @@ struct Down<AREA, NARROW> {
     }
 };
 
-// Output columns of the tile from `left` on: the sample at which their taps begin, from column x0 on, and the weights
-// of `tiling.taps` words, `tiling.columns` apart. Four weights a word where NARROW, and taps begin at an even column.
+// Output columns of the tile from `left` on: where their taps begin, from column x0 on, and the weights of `tiling.taps`
+// words. NARROW taps begin at an even column, and four weights stand in a word.
 template <Method METHOD, bool NARROW>
-__device__ __forceinline__ void make_taps(
-    const Place& p, const Tiling& tiling, int left, int x0, int* begins, u32* weights)
+__device__ __forceinline__ void make_taps(const Place& p, const Tiling& tiling, int left, int x0)
 {
     const int thread = threadIdx.y * WARP + threadIdx.x, count = min(tiling.columns, p.target[2] - left);
     for (int i = thread; i < count; i += 8 * WARP) {
         const Tap h = inside_tap<METHOD>(p, tiling, 0, left + i);
         const int from = p.source[0] + h.first - x0, odd = NARROW ? from & 1 : 0;
-        begins[i] = from - odd;
+        shared<int>(tiling.begins + 4 * i) = (from - odd) * (NARROW ? 2 : 4);
         for (int k = 0; k < tiling.taps; k++) {
             u32 word = 0;
             if (NARROW) {
@@ -172,30 +180,32 @@ __device__ __forceinline__ void make_taps(
             } else {
                 word = weight(p, 0, h, k);
             }
-            weights[k * tiling.columns + i] = word;
+            shared<u32>(tiling.weights + 4 * (k * tiling.columns + i)) = word;
         }
     }
 }
 
-// The three sums of an output pixel.
-template <bool NARROW>
+// Adds up output pixels of a column: sums down from `at` on times weights from `weights` on.
+template <bool NARROW, int COUNT>
 __device__ __forceinline__ void sum_across(
-    const u8* sums, const Tiling& tiling, int begin, const u32* weights, u32 (&sum)[3])
+    const int (&at)[COUNT], int channel, int weights, const Tiling& tiling, u32 (&sum)[COUNT][3])
 {
-    const u32* words = (const u32*)sums + (NARROW ? begin / 2 : begin);
-    const int channel = tiling.parts * 256 / (NARROW ? 2 : 1);
+    int left = tiling.taps, more = 0;
 #pragma unroll 1
-    for (int k = 0; k < tiling.taps; k++, weights += tiling.columns) {
-        const u32 w = *weights;
-        for (int c = 0; c < 3; c++) {
-            if (NARROW) {
-                sum[c] = __dp2a_lo(words[c * channel + 2 * k], w, sum[c]);
-                sum[c] = __dp2a_hi(words[c * channel + 2 * k + 1], w, sum[c]);
-            } else {
-                sum[c] += words[c * channel + k] * w;
+    do {
+        const u32 w = shared<u32>(weights);
+        for (int i = 0; i < COUNT; i++)
+            for (int c = 0; c < 3; c++) {
+                const u32 first = shared<u32>(at[i] + more + c * channel);
+                if (NARROW) {
+                    sum[i][c] = __dp2a_lo(first, w, sum[i][c]);
+                    sum[i][c] = __dp2a_hi(shared<u32>(at[i] + more + c * channel + 4), w, sum[i][c]);
+                } else {
+                    sum[i][c] += first * w;
+                }
             }
-        }
-    }
+        more += NARROW ? 8 : 4, weights += 4 * tiling.columns;
+    } while (--left);
 }
 
 // One warp fills n bytes from `to` on, a multiple of the 1, 2 or 4 that they repeat after, with 16 at a time.
@@ -241,26 +251,32 @@ __device__ __forceinline__ void border(u8* out, const Target& t, const Place& p,
     }
 }
 
-// `count` output pixels from `to` on, a pixel a lane.
+// `count` output pixels of each of two rows, a pixel a lane, from column x of the tile on. The second may not be there.
 template <bool NARROW>
-__device__ __forceinline__ void put_run(
-    u8* to, const u8* sums, const Target& t, const Tiling& tiling, const int* begins, const u32* weights, int count,
-    u8* pixels)
+__device__ __forceinline__ void put_runs(
+    u8* const (&to)[2], bool both, int sums, int channel, const Target& t, const Tiling& tiling, int x, int count,
+    int pixels)
 {
-    const int lane = threadIdx.x, k = min(lane, count - 1);
-    u32 sum[3] = {tiling.half, tiling.half, tiling.half};
-    sum_across<NARROW>(sums, tiling, begins[k], weights + k, sum);
-    Three rgb;
-    for (int c = 0; c < 3; c++)
-        rgb.values[c] = (int)(__umulhi(sum[c], tiling.magic) >> tiling.shift);
-    if (t.together) {
-        if (lane < count)
-            put_pixel(pixels + lane * t.column, t, rgb);
-        __syncwarp();
-        store_row<true>(to, pixels, count * t.column, lane);
-        __syncwarp();
-    } else if (lane < count) {
-        put_pixel(to + lane * t.column, t, rgb);
+    const int lane = threadIdx.x, k = 4 * (x + min(lane, count - 1));
+    const int begin = sums + shared<int>(tiling.begins + k), at[2] = {begin, both ? begin + 3 * channel : begin};
+    const u32 half = tiling.half;
+    u32 sum[2][3] = {{half, half, half}, {half, half, half}};
+    sum_across<NARROW>(at, channel, tiling.weights + k, tiling, sum);
+    for (int i = 0; i < 2; i++) {
+        Three rgb;
+        for (int c = 0; c < 3; c++)
+            rgb.values[c] = (int)(__umulhi(sum[i][c], tiling.magic) >> tiling.shift);
+        if (i && !both)
+            break;
+        if (t.together) {
+            if (lane < count)
+                put_pixel(&shared<u8>(pixels + lane * t.column), t, rgb);
+            __syncwarp();
+            store_row<true>(to[i], &shared<u8>(pixels), count * t.column, lane);
+            __syncwarp();
+        } else if (lane < count) {
+            put_pixel(to[i] + lane * t.column, t, rgb);
+        }
     }
 }
 
@@ -268,44 +284,42 @@ template <Method METHOD, bool NARROW>
 __device__ __forceinline__ void resample(
     const u8* in, u8* out, const Source& s, const Target& t, const Place& p, const Tiling& tiling)
 {
-    extern __shared__ uint4 dynamic[];
-    u8* memory = (u8*)dynamic;
-    int* begins = (int*)(memory + tiling.begins);
-    u32* weights = (u32*)(memory + tiling.weights);
-    const int warp = threadIdx.y, lane = threadIdx.x, tile = blockIdx.x;
-    u8* pixels = memory + tiling.pixels + warp * ROW_BYTES;
+    const int warp = threadIdx.y, lane = threadIdx.x, tile = blockIdx.x, pixels = tiling.pixels + warp * ROW_BYTES;
     in += blockIdx.z * s.picture;
     out += blockIdx.z * t.picture;
     if (tile >= tiling.tiles) {
-        border(out, t, p, (tile - tiling.tiles) * 8 + warp, pixels);
+        border(out, t, p, (tile - tiling.tiles) * 8 + warp, &shared<u8>(pixels));
         return;
     }
     const int groups = 8 / tiling.parts, deep = tiling.rows;
     const int left = tile % tiling.across * tiling.columns, top = tile / tiling.across * groups * deep;
-    const int columns = min(tiling.columns, p.target[2] - left), height = p.target[3];
+    const int columns = min(tiling.columns, p.target[2] - left), rows = p.target[3] - top;
     const Tap begin = inside_tap<METHOD>(p, tiling, 0, left), last = inside_tap<METHOD>(p, tiling, 0, left + columns - 1);
     const int x0 = (p.source[0] + begin.first) & ~7;
     const int end = p.source[0] + last.first + touched_inside<METHOD>(p, 0, last);
     const int channel = tiling.parts * 256 * (NARROW ? 2 : 4), runs = (columns + WARP - 1) / WARP;
-    make_taps<METHOD, NARROW>(p, tiling, left, x0, begins, weights);
-    const int i = (warp % tiling.parts * WARP + lane) * 8, group = warp / tiling.parts, first = top + group * deep;
-    const bool busy = x0 + i < end && first < height;
-    Down<METHOD, NARROW> down(in, s, p, tiling, busy ? x0 + i : x0, min(first, height - 1), min(first + deep, height));
+    make_taps<METHOD, NARROW>(p, tiling, left, x0);
+    const int i = (warp % tiling.parts * WARP + lane) * 8, group = warp / tiling.parts, first = group * deep;
+    const bool busy = x0 + i < end && first < rows;
+    Down<METHOD, NARROW> down(
+        in, s, p, tiling, busy ? x0 + i : x0, top + min(first, rows - 1), top + min(first + deep, rows));
     out += (p.target[1] + top) * t.row + (i64)(p.target[0] + left) * t.column;
-    const int run_0 = warp % runs, group_0 = warp / runs, more_runs = 8 % runs, more_groups = 8 / runs;
+    const int first_run = warp % runs, first_group = warp / runs, more_runs = 8 % runs, more_groups = 8 / runs;
     for (int k = 0; k < deep; k++) {
-        if (busy && first + k < height)
-            down.next(s, p, tiling, first + k)
-                .store(memory + group * 3 * channel + i * (NARROW ? 2 : 4), channel);
+        if (busy && first + k < rows)
+            down.next(s, p, tiling, top + first + k)
+                .store(group * 3 * channel + i * (NARROW ? 2 : 4), channel);
         __syncthreads();
-        for (int g = group_0, run = run_0; g < groups; g += more_groups, run += more_runs) {
+        for (int g = first_group, run = first_run; 2 * g < groups; g += more_groups, run += more_runs) {
             if (run >= runs)
                 run -= runs, g++;
-            const int row = g * deep + k, x = run * WARP;
-            if (g < groups && top + row < height)
-                put_run<NARROW>(
-                    out + row * t.row + x * t.column, memory + g * 3 * channel, t, tiling, begins + x, weights + x,
-                    min(WARP, columns - x), pixels);
+            const int row = 2 * g * deep + k, x = run * WARP;
+            if (2 * g >= groups || row >= rows)
+                break;
+            u8* to = out + row * t.row + x * t.column;
+            put_runs<NARROW>(
+                {to, to + deep * t.row}, 2 * g + 1 < groups && row + deep < rows, 2 * g * 3 * channel, channel, t,
+                tiling, x, min(WARP, columns - x), pixels);
         }
         __syncthreads();
     }

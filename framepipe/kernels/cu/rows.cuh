@@ -3,7 +3,10 @@
 // CHROMA_W_SHIFT and CHROMA_H_SHIFT, or for IMAGES. x is a multiple of 8, of the lying picture.
 //
 // A cursor loads what ROWS rows from y on (a multiple of ROWS) are made of, and only loads: to load the next rows before
-// the last ones are used hides the way to memory. `chroma_of` is what these rows share.
+// the last ones are used hides the way to memory. Rows that are not from `top` to before `bottom` are not read, and some
+// other row is there instead. `chroma_of` is what these rows share.
+
+const int NO_TOP = -1 << 30;
 
 template <int WORDS>
 __device__ __forceinline__ void load_words(const u8* from, u32 (&words)[WORDS])
@@ -42,7 +45,11 @@ struct Cursor {
     __device__ __forceinline__ Cursor(const u8* in, const Source& s, int x, int y)
         : at(in + (s.origin[0] + y * s.down + x * 3)) {}
 
-    __device__ __forceinline__ void load(const Source& s, int y, Loaded& to) const { load_words(at, to.words); }
+    __device__ __forceinline__ void load(const Source& s, int y, int top, int bottom, Loaded& to) const
+    {
+        load_words(at, to.words);
+    }
+
     __device__ __forceinline__ void go_down(const Source& s) { at += s.down; }
 };
 
@@ -128,10 +135,10 @@ struct Cursor {
             u = v = u < v ? u : v;  // U and V by turns, or V and U
     }
 
-    __device__ __forceinline__ void load(const Source& s, int y, Loaded& to) const
+    __device__ __forceinline__ void load(const Source& s, int y, int top, int bottom, Loaded& to) const
     {
         for (int r = 0; r < ROWS; r++)
-            load_words(luma + (y + r < s.height ? r * s.luma_pitch : 0), to.luma[r]);
+            load_words(luma + ((r ? y + r < bottom : ROWS > 1 && y < top) ? s.luma_pitch : 0), to.luma[r]);
         if (s.chroma_step == sizeof(SAMPLE)) {
             u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
             load_words(u, us);
