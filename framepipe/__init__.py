@@ -32,8 +32,8 @@ What is always true
    edge forward), and waits for the stages that read what it overwrites (the edge back).
 3. What leaves the pipeline is memory of its own, complete when it is seen, and nobody overwrites it while it is held.
    Who holds much makes the pipeline allocate more; nothing ever waits for it.
-4. The books balance, in frames: decoded = skipped + dropped + filtered + failed + delivered. A file drops nothing
-   unless the run is stopped. Damaged packets are counted apart: they never became frames.
+4. The books balance, in frames: decoded = skipped + dropped + filtered + failed + delivered. A source drops nothing
+   unless asked to (``drop``) or the run is stopped. Damaged packets are counted apart: they never became frames.
 5. Every resource has one owner, which closes it, in reverse order of opening, once the streams are idle. Closing twice
    is harmless and use after it raises. Threads end by being told; each has a name and is joined.
 6. The same pipeline gives the same results on every device with ``accuracy: exact``. ``simulated`` defers every
@@ -71,15 +71,17 @@ machinery  engine running delivering filling decode decoding chain | sources/ | 
 inputs     container feed reading retake filtergraph streams timestamps
 contracts  source stage sink stager
 below      kernels/ | planecopy | ring | telemetry/
-values     frame pixfmt | report
+values     frame framespec pixfmt | report
 devices    device/
 ground     errors registry tracing | memory | pagelock | redact | units
 =========  ===========================================================================================================
 
-``cli`` alone prints and handles signals. ``config`` turns YAML into components, ``parts`` does so with names and paths.
-``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding``), ``filling``, ``running`` and
-``delivering``; ``chain`` plans the stages. ``container`` opens inputs and cuts packets, ``feed`` keeps the books of a
-source, ``ring`` hands slots round, ``memory`` counts every byte, ``pagelock`` is the system's own page-locking,
+``cli`` alone prints and handles signals. ``config`` turns YAML into components, ``parts`` does so with names and
+paths. ``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding``), ``filling``, ``running`` and
+``delivering``; ``chain`` plans the stages. ``container`` opens inputs and cuts packets, ``streams`` chooses among what
+they hold, ``reading`` waits for networks and pipes, ``retake`` is for tails that frame threads lose, ``filtergraph``
+readies odd pictures, ``timestamps`` tells when they show, ``feed`` keeps the books of a source and ``findings`` words
+what was odd, ``ring`` hands slots round, ``memory`` counts every byte, ``pagelock`` is the system's own page-locking,
 ``telemetry`` reads what the system counts. ``bench`` measures pipelines, each in a child process.
 
 Arrays are (height, width, ...), configuration has width before height. Boxes are ``x1, y1, x2, y2`` in pixels of the

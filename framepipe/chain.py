@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from framepipe.errors import ConfigError, DeviceError, FramepipeError, StageError
@@ -138,12 +139,20 @@ class Chain:
         self.flow = flow
         public = {name for name in flow.arrays if "." not in name}
         self.kept = public if wanted is None else public & wanted
+        self.pixel_aspect = self._pixel_aspect()
         self._mark_drops()
         self.early = [link for link in self.links if not link.late]
         self.late = [link for link in self.links if link.late]
         self.late_writes = {name for link in self.late for name in link.stage.writes}
         readers = [i for i, link in enumerate(self.early) if "planes" in link.stage.reads]
         self.last_reader = readers[-1] if readers else -1
+
+    def _pixel_aspect(self) -> Fraction:
+        """That of the image: as the source says where the picture kept its proportions, else taken to be square."""
+        image = self.flow.arrays.get("image")
+        if image is None or abs(image.to_source.scale_x / image.to_source.scale_y - 1) > 0.02:  # beyond rounding
+            return Fraction(1)
+        return Fraction(*self.spec.upright_aspect)
 
     def _mark_drops(self) -> None:
         """An array goes after the last stage that reads it, unless it is kept or has to be read back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import sys
@@ -19,10 +20,12 @@ from framepipe.reading import PatientFile, Reader, Stopped
 from framepipe.redact import redact
 from framepipe.retake import copy_of
 from framepipe.source import Stream
-from framepipe.streams import alpha_decoder, choose, sample_aspect
+from framepipe.streams import alpha_decoder, choose, open_input, sample_aspect
 
 # Text in files need not be UTF-8; from PyAV 19 on it replaces what is not, before it raised.
 _OPEN: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
+_PROBED = 100
+"""Packets behind a key frame that are enough to see a picture."""
 MIN_SEGMENT = 16
 """Packets of the shortest segment: shorter ones (all-intra codecs) are joined, since taking one up has a price."""
 
@@ -101,6 +104,7 @@ class ContainerStream(Stream):
         self.path = Path(uri) if not is_url(uri) and uri != "-" and not self.may_stall else None
         self.has_audio = bool(self.container.streams.audio)
         self.expected = self.stream.frames or None
+        self.expected_end_s = _announced_s(self.container, self.stream)
         self.sample_aspect = sample_aspect(self.stream)
         self._decoder = alpha_decoder(self.stream)
         if self._decoder is not None and self._decoder not in av.codecs_available:
@@ -126,7 +130,7 @@ class ContainerStream(Stream):
             # FFmpeg would read "a:b.mp4" as a protocol and "-x.mp4" as an option in places.
             target = os.path.abspath(self._target)
         try:
-            return av.open(target, "r", **options)
+            return open_input(target, options)
         except FileNotFoundError as error:
             raise SourceNotFoundError(f"{self.uri}: no such file") from error
         except av.error.InvalidDataError as error:
@@ -230,17 +234,41 @@ class ContainerStream(Stream):
         if target <= self.stream.start_time:
             return True
         for back in (0.0, 10.0, 60.0):
+            at = int((time_s - back) / self.time_base)
             try:
-                self.container.seek(int((time_s - back) / self.time_base), stream=self.stream, backward=True)
+                self.container.seek(at, stream=self.stream, backward=True)
             except (av.error.FFmpegError, OSError):
                 break
             first = next((p for p in self.packets() if p.is_keyframe), None)
             self.demux_error = None  # damage met here is met again, if it matters
-            if first is not None and first.pts is not None and first.pts <= target:
-                self.container.seek(int((time_s - back) / self.time_base), stream=self.stream, backward=True)
+            if first is not None and first.pts is not None and first.pts <= target and self._clean(at):
+                self.container.seek(at, stream=self.stream, backward=True)
                 return True
         self.reopen()
         return False
+
+    def _clean(self, at: int) -> bool:
+        """Whether the picture of the key frame that a seek to ``at`` finds is the first that can be decoded there.
+
+        Where it is not, the key frame is none (intra refresh), and what comes first would be spoiled.
+        """
+        probe = self._open()
+        try:
+            stream = probe.streams[self._index]
+            stream.codec_context.thread_type = "NONE"
+            probe.seek(at, stream=stream, backward=True)
+            key_pts = None
+            for packet in itertools.islice(probe.demux(stream), _PROBED):
+                if key_pts is None:
+                    key_pts = packet.pts if packet.is_keyframe else None
+                for frame in stream.codec_context.decode(packet if packet.size else None):
+                    if frame.pts is not None and key_pts is not None and frame.pts >= key_pts:
+                        return bool(frame.pts == key_pts)
+            return False
+        except (av.error.FFmpegError, OSError):
+            return False
+        finally:
+            probe.close()
 
     def reopen(self) -> None:
         """Begin again at the first packet, with a fresh container."""
@@ -340,6 +368,20 @@ class Cutter:
 def _host(uri: str) -> str:
     """What names an address in the name of a thread."""
     return uri.partition("://")[2].rpartition("@")[2].partition("/")[0] or "input"
+
+
+def _announced_s(container: Any, stream: Any) -> float | None:
+    """The end of the pictures as Matroska says it, of the stream or of a file without others; None of other kinds.
+
+    Most containers have no count of their packets, and most of those make the duration up from what is there.
+    """
+    if "matroska" not in container.format.name:
+        return None
+    try:
+        hours, minutes, seconds = str(stream.metadata["DURATION"]).split(":")
+        return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+    except (KeyError, ValueError):
+        return container.duration / 1e6 if container.duration and len(container.streams) == 1 else None
 
 
 def _reason(error: BaseException) -> str:

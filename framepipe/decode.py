@@ -285,7 +285,7 @@ class DecodePool(Decoding):
                 else:
                     self._cut(feed)
             except FramepipeError as error:
-                self._give_up(feed, error)
+                self._give_up(feed, error, unit)
             finally:
                 self._unclaim(feed, unit)
             job = unit = None

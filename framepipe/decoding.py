@@ -17,9 +17,9 @@ import av.error
 
 from framepipe import pixfmt
 from framepipe.container import ContainerStream, Cutter, Segment
-from framepipe.errors import FramepipeError, SourceError, UnsupportedFormatError
+from framepipe.errors import FramepipeError, SourceError
 from framepipe.feed import Feed, Unit
-from framepipe.filtergraph import filter_for
+from framepipe.filtergraph import PictureFilter, convert, filter_steps
 from framepipe.frame import FrameSpec
 from framepipe.retake import Retake
 from framepipe.source import Stream
@@ -67,16 +67,27 @@ class Decoding(ABC):
         """How many other sources are being decoded."""
         return len(self._active) - 1
 
-    def _give_up(self, feed: Feed, error: FramepipeError) -> None:
-        """The source has failed: what was decoded is still delivered."""
+    def _give_up(self, feed: Feed, error: FramepipeError, unit: Unit | None = None) -> None:
+        """The source has failed, in ``unit`` if in one: everything before that is still delivered, nothing behind it.
+
+        So what comes does not depend on how far other threads are.
+        """
         with self._lock:
             if not self.stopping:  # a stop looks like the end of the input, and that like damage
                 feed.error = feed.error or error
             feed.over = True
             feed.loops_left = 0
             feed.input_ended = True
-            for unit in feed.units:
-                unit.done = True
+            units = list(feed.units)
+            if unit is None:
+                if units and units[-1].segment is not None:
+                    units[-1].segment.last = True
+                return
+            unit.done = True
+            unit.verified = unit.verified is None or unit.verified  # the unit before need not take it over
+            for other in units[units.index(unit) + 1 :] if unit in units else ():
+                other.cancelled = other.done = True
+                other.out.clear()
 
     def _open(self, feed: Feed) -> None:
         """Open the source (again): its first unit, and a cutter where it is decoded in segments."""
@@ -95,7 +106,7 @@ class Decoding(ABC):
                 return  # a taker said so while the input was being opened
             feed.loops_left -= 1
             feed.input_ended = False
-        feed.expected = stream.expected
+        feed.expected, feed.expected_end_s = stream.expected, stream.expected_end_s
         feed.warnings += [warning for warning in stream.warnings if warning not in feed.warnings]
         if feed.top_pts is not None:
             feed.offset = max(feed.top_pts, feed.round_pts or feed.top_pts) + _one_frame(stream)
@@ -180,8 +191,11 @@ class Decoding(ABC):
                 return
             if unit.decoder is None:
                 self._emit(feed, unit, packet)
-            else:
-                self._decode(feed, unit, packet)
+                continue
+            if unit.sequences is not None and unit.sequences.change(packet):
+                self._decode(feed, unit, None)
+                unit.decoder.flush_buffers()
+            self._decode(feed, unit, packet)
 
     def _next(self, feed: Feed, unit: Unit) -> Any:
         assert unit.packets is not None
@@ -230,15 +244,21 @@ class Decoding(ABC):
             unit.sent.came(frame)
         if unit.again is not None and unit.again.shown(frame):
             return
-        if not unit.begun:
-            self._first(feed, unit, frame)
+        if not unit.begun or unit.decoder is None:
+            self._look_at(feed, unit, frame)
         for ready in (frame,) if unit.filter is None else self._filtered(feed, unit, frame):
             self._put(feed, unit, ready)
 
-    def _first(self, feed: Feed, unit: Unit, frame: Any) -> None:
-        """The first picture of a unit that is delivered says what is to be done with all of them."""
+    def _look_at(self, feed: Feed, unit: Unit, frame: Any) -> None:
+        """What is to be done with the unit's pictures from ``frame`` on: a stream is of one kind, stills are not."""
+        steps = filter_steps(feed.source, frame)
+        if unit.filter is not None and unit.filter.steps != steps:
+            for ready in self._filtered(feed, unit, None):
+                self._put(feed, unit, ready)
+            unit.filter = None
+        if steps and unit.filter is None:
+            unit.filter = PictureFilter(steps)
         unit.begun = True
-        unit.filter = filter_for(feed.source, frame)
         wide, high = unit.stream.sample_aspect
         swapped = unit.filter is not None and unit.filter.swaps_sides
         feed.sample_aspect = (high, wide) if swapped else (wide, high)
@@ -257,7 +277,8 @@ class Decoding(ABC):
 
     def _put(self, feed: Feed, unit: Unit, frame: Any) -> None:
         if frame.format.name not in pixfmt.table():
-            frame = _convert(feed, unit, frame)
+            unit.converter = unit.converter or av.video.reformatter.VideoReformatter()
+            frame = convert(unit.converter, feed.name, frame)
         pixels = frame.width * frame.height
         if pixels > feed.pixels:  # bounds are in bytes: fewer of larger ones
             feed.pixels, feed.frame_nbytes = pixels, FrameSpec.of(frame).nbytes
@@ -357,21 +378,3 @@ def _one_frame(stream: Stream) -> int:
     if stream.rate is None or stream.time_base is None:
         return 1
     return max(1, round(1 / (stream.rate * stream.time_base)))
-
-
-def _convert(feed: Feed, unit: Unit, frame: Any) -> Any:
-    """A frame in the nearest format that framepipe takes (palettes, packed 4:2:2, big endian)."""
-    fmt = frame.format
-    deep = max(component.bits for component in fmt.components) > 8
-    if fmt.is_rgb or fmt.has_palette or fmt.is_bit_stream:
-        name = "gbrp16le" if deep else "rgb24"
-    else:
-        name = "yuv444p16le" if deep else "yuv444p"
-    if unit.converter is None:
-        unit.converter = av.video.reformatter.VideoReformatter()
-    try:
-        return unit.converter.reformat(frame, format=name, threads=1)
-    except (av.error.FFmpegError, ValueError) as error:
-        raise UnsupportedFormatError(
-            f"{feed.name}: pictures in {fmt.name} cannot be converted ({error})", source=feed.name
-        ) from error

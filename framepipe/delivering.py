@@ -209,7 +209,8 @@ class Deliverer:
         part = self.device.part
         image = arrays.get("image")
         tensors = {name: part(array, i) for name, array in arrays.items() if name != "image"}
-        return Frame(item, chain.spec, None if image is None else part(image, i), tensors, device=self.device)
+        shown = None if image is None else part(image, i)
+        return Frame(item, chain.spec, shown, tensors, self.device, chain.pixel_aspect)
 
     def _hand_over(self, frame: Frame, on_host: Frame) -> None:
         item = frame.item
@@ -255,4 +256,5 @@ class Abandoned(Exception):
 
 def _on_host(chain: Chain, item: Item, arrays: dict[str, Any], i: int) -> Frame:
     tensors = {name: array[i] for name, array in arrays.items() if name != "image"}
-    return Frame(item, chain.spec, arrays["image"][i] if "image" in arrays else None, tensors)
+    image = arrays["image"][i] if "image" in arrays else None
+    return Frame(item, chain.spec, image, tensors, pixel_aspect=chain.pixel_aspect)

@@ -16,6 +16,7 @@ from framepipe.chain import Chains
 from framepipe.decode import DecodePool
 from framepipe.delivering import Abandoned, Deliverer, Delivery
 from framepipe.device.base import Device
+from framepipe.errors import FramepipeError
 from framepipe.filling import Fillers
 from framepipe.ring import Ring
 from framepipe.running import SOURCE_ENDED, Runner, count
@@ -130,6 +131,20 @@ class Engine:
     def members(self) -> list[threading.Thread]:
         """Every thread of this engine (not their numbers, which the system gives to others once they have ended)."""
         return [self._sink, *self._threads, *self.pool.members]
+
+    def abandon(self) -> None:
+        """In a process that was forked off meanwhile: its threads stayed behind, so nothing more comes."""
+        if self.finished.is_set():
+            return
+        # Locks are as some thread of the other process held them: new ones.
+        self._lock, self.finished = threading.RLock(), threading.Event()
+        self.error = FramepipeError(
+            f"{self.name} runs in the process that this one was forked from; run a pipeline of its own here, in a "
+            "process that multiprocessing.get_context('spawn') started"
+        )
+        if self.delivery is not None:
+            self.delivery.end()
+        self.finished.set()
 
     def join(self, timeout_s: float | None = None) -> None:
         """Wait for the sink thread, which waits for the others."""

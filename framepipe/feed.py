@@ -14,6 +14,7 @@ from framepipe.frame import FrameSpec
 from framepipe.retake import Retake
 from framepipe.sink import SourceInfo
 from framepipe.source import Source, Stream
+from framepipe.streams import Sequences
 from framepipe.timestamps import Clock
 
 
@@ -49,6 +50,7 @@ class Unit:
         """What a decoder with frame threads was given last."""
         self.again: Retake | None = None
         """What another decoder does again."""
+        self.sequences = Sequences.of(decoder)
         self.begun = False
         self.filter: PictureFilter | None = None
 
@@ -110,6 +112,8 @@ class Feed:
         """Of the first picture that was taken."""
         self.latest: FrameSpec | None = None
         self.transfers: set[str] = set()
+        self.other_matrices: dict[str, str] = {}
+        """Matrices without a formula here, and what was taken instead."""
         self.with_alpha: set[str] = set()
         """Pixel formats with alpha that came."""
         self.clock = Clock()
@@ -127,6 +131,7 @@ class Feed:
         self.due_s: float | None = None
         self.fps_origin_s = 0.0
         self.expected: int | None = None
+        self.expected_end_s: float | None = None
         self.packets_read = 0
 
     def note(self, spec: FrameSpec) -> None:
@@ -134,6 +139,8 @@ class Feed:
         self.changed += self.latest is not None
         self.latest = spec
         self.transfers.add(spec.transfer)
+        if spec.other_matrix:
+            self.other_matrices[spec.other_matrix] = spec.matrix
         if "A" in spec.format.components:
             self.with_alpha.add(spec.pix_fmt)
 

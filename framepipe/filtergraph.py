@@ -1,11 +1,12 @@
-"""What happens to a source's pictures between decoder and slot: deinterlacing when asked for, mirroring undone.
+"""Pictures between decoder and slot: deinterlaced when asked for, no longer mirrored, in a format that is taken.
 
-Both are work of libavfilter, on planes and in the worker that decoded them. Pictures that are only turned are left
+All of it is FFmpeg's work, on planes and in the worker that decoded them. Pictures that are only turned are left
 alone: stages turn them on the device.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from typing import Any
 
@@ -15,6 +16,7 @@ import av.filter
 import numpy as np
 from av.sidedata.sidedata import Type
 
+from framepipe.errors import UnsupportedFormatError
 from framepipe.source import Source
 
 # From a display matrix (libavutil/display.h) that mirrors, by (axes are exchanged, x runs backwards, y does).
@@ -39,7 +41,7 @@ class PictureFilter:
         """Whether width and height, also those of a pixel, are exchanged."""
         self.deinterlaced = 0
         """Interlaced pictures that were put in to be deinterlaced."""
-        self._steps = steps
+        self.steps = steps
         self._deinterlaces = any(name == "bwdif" for name, _ in steps)
         self._kind: tuple[Any, ...] = ()
         self._graph: Any = None
@@ -75,9 +77,10 @@ class PictureFilter:
         graph = av.filter.Graph()
         graph.threads = 1  # the pipeline's threads are the decoder's
         told = f"video_size={width}x{height}:pix_fmt={pix_fmt}:time_base=1/1000:pixel_aspect=1/1"
-        source = graph.add("buffer", f"{told}:colorspace={colorspace}:range={color_range}")
+        named = 2 if colorspace == 3 else colorspace  # FFmpeg refuses 3, which is reserved and means as little
+        source = graph.add("buffer", f"{told}:colorspace={named}:range={color_range}")
         sink = graph.add("buffersink")
-        graph.link_nodes(source, *(graph.add(*step) for step in self._steps), sink)
+        graph.link_nodes(source, *(graph.add(*step) for step in self.steps), sink)
         graph.configure()
         self._graph, self._source, self._sink = graph, source, sink
 
@@ -94,18 +97,18 @@ class PictureFilter:
             ready.append(frame)
 
 
-def filter_for(source: Source, first: Any) -> PictureFilter | None:
-    """The filter for pictures that a decoder begins with ``first``; None where they go on as they are."""
+def filter_steps(source: Source, frame: Any) -> list[_Step]:
+    """The filters for pictures like ``frame``; empty where they go on as they are."""
     steps: list[_Step] = []
     if getattr(source, "deinterlace", False):
         steps.append(("bwdif", "mode=send_frame:deint=interlaced"))
     if getattr(source, "rotate", "auto") == "auto":
-        steps += _unmirror(first)
-    return PictureFilter(steps) if steps else None
+        steps += _unmirror(frame)
+    return steps
 
 
 def _unmirror(frame: Any) -> list[_Step]:
-    data = frame.side_data.get(Type.DISPLAYMATRIX)
+    data = _display_matrix(frame)
     if data is None:
         return []
     a, b, _, c, d = (int(value) for value in np.frombuffer(data, np.int32)[:5])
@@ -117,3 +120,38 @@ def _unmirror(frame: Any) -> list[_Step]:
     step = _MIRRORED.get((swapped, *backwards))
     # Once upright it must not be turned again by what stands in the matrix.
     return [step, ("sidedata", "mode=delete:type=DISPLAYMATRIX")] if step else []
+
+
+def _display_matrix(frame: Any) -> Any:
+    for _ in range(8):
+        try:
+            return frame.side_data.get(Type.DISPLAYMATRIX)
+        except ValueError as error:
+            # PyAV 18 gives nothing at all where one kind is new to it (Exif), which it names.
+            unknown = re.match(r"\d+", str(error))
+            if unknown is None:
+                break
+            strip = PictureFilter([("sidedata", f"mode=delete:type={unknown[0]}")])
+            (frame,) = strip.push(frame)
+    return None
+
+
+def convert(converter: Any, name: str, frame: Any) -> Any:
+    """A frame in the nearest format that framepipe takes (palettes, packed 4:2:2, big endian).
+
+    ``name`` is that of the source. Raises `UnsupportedFormatError` naming the format.
+    """
+    fmt = frame.format
+    deep = max(component.bits for component in fmt.components) > 8
+    if fmt.is_rgb or fmt.has_palette or fmt.is_bit_stream:
+        nearest = "gbrp16le" if deep else "rgb24"
+    else:
+        nearest = "yuv444p16le" if deep else "yuv444p"
+    try:
+        if fmt.name.endswith("555be"):  # FFmpeg's own way to bytes loses bits of green
+            frame = converter.reformat(frame, format=fmt.name.replace("be", "le"), threads=1)
+        return converter.reformat(frame, format=nearest, threads=1)
+    except (av.error.FFmpegError, ValueError) as error:
+        raise UnsupportedFormatError(
+            f"{name}: pictures in {fmt.name} cannot be converted ({error})", source=name
+        ) from error

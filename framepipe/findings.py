@@ -30,6 +30,8 @@ def findings(feed: Feed, *, alpha_used: bool) -> list[str]:
     told = [text.format(_pictures(count[name])) for name, text in _texts(feed).items() if name in count]
     for transfer in sorted(feed.transfers & _HDR.keys()):
         told.append(f"is HDR ({_HDR[transfer]}) and was not tone mapped: it looks as if it were SDR")
+    for named, taken in feed.other_matrices.items():
+        told.append(f"has a matrix that there is no formula for here ({named}): {taken} was taken, and colours are off")
     if feed.with_alpha and not alpha_used:
         told.append(
             f"has alpha ({', '.join(sorted(feed.with_alpha))}), which was dropped: no stage uses it; "

@@ -48,6 +48,15 @@ def _end_all() -> None:
         engine.join(5.0)
 
 
+def _forked() -> None:
+    for engine in list(_alive):
+        engine.abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 class Pipeline:
     """Sources → stages → sinks, run once.
 

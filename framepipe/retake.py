@@ -6,7 +6,7 @@ damage, the pictures of the others never come out, often without any error. One 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import av
@@ -29,8 +29,7 @@ class Retake:
         self._keys: deque[tuple[int, int | None]] = deque()  # of key frames behind the first: number, pts
         self._first = 0  # the number of packets[0]
         self._nbytes = 0
-        self._shown: set[int] = set()
-        self._unstamped = 0
+        self._shown: Counter[int | None] = Counter()  # by pts, of which damage may bring one twice
         self._began = False
         self._too_many = False
         self._tail = threads + _REORDERED
@@ -51,30 +50,27 @@ class Retake:
         """The decoder has shown ``frame``."""
         if frame.key_frame and self._keys and not self._too_many:
             self._forget(frame.pts)
-        if frame.pts is None:
-            self._unstamped += 1
-        else:
-            self._shown.add(frame.pts)
+        self._shown[frame.pts] += 1
 
     @property
     def lost(self) -> bool:
         """Behind the flush: whether there is one of the last packets of which no picture came."""
         last = [packet for packet in self.packets[-self._tail :] if not packet.is_discard]
+        if last and self.packets[0].pts is not None:  # leading pictures came before their key frame did
+            last = [packet for packet in last if packet.pts is None or packet.pts >= self.packets[0].pts]
         if all(packet.pts is None for packet in last):
-            return len(self.packets) > self._unstamped
-        return any(packet.pts is not None and packet.pts not in self._shown for packet in last)
+            return len(self.packets) > self._shown[None]
+        return any(packet.pts is not None and not self._shown[packet.pts] for packet in last)
 
     def shown(self, frame: Any) -> bool:
         """Second pass: whether ``frame`` came in the first one, or belongs to what was before."""
-        if not self._began:
+        if not self._began and self._first:
             key_pts = self.packets[0].pts
             if frame.pts is not None and key_pts is not None and frame.pts < key_pts:
                 return True  # a leading picture, without what it refers to
             self._began = True
-        if frame.pts is not None:
-            return frame.pts in self._shown
-        self._unstamped -= 1
-        return self._unstamped >= 0
+        self._shown[frame.pts] -= 1
+        return self._shown[frame.pts] >= 0
 
     def _forget(self, pts: int | None) -> None:
         """A key frame was shown: nothing before it will come any more."""
@@ -89,7 +85,6 @@ class Retake:
         self._nbytes -= sum(packet.size for packet in gone)
         self._first = number
         self._shown.clear()
-        self._unstamped = 0
 
 
 def copy_of(context: Any) -> Any:

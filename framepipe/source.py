@@ -80,6 +80,8 @@ class Stream:
     may_stall: bool = False
     expected: int | None = None
     """Pictures that the input announces, or None."""
+    expected_end_s: float | None = None
+    """Up to which time the input says that its pictures go, or None."""
     sample_aspect: tuple[int, int] = (1, 1)
     """How wide and how high a pixel is."""
     warnings: tuple[str, ...] = ()

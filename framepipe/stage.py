@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from framepipe.frame import Batch, FrameSpec
@@ -67,6 +68,11 @@ class Flow:
 
     spec: FrameSpec
     arrays: Mapping[str, ArraySpec] = field(default_factory=dict)
+
+    def pixel_aspect(self, to_source: Affine) -> Fraction:
+        """Width by height of the pixels of an array that is mapped so to the upright picture."""
+        stretched = Fraction(to_source.scale_x / to_source.scale_y).limit_denominator(1 << 16)
+        return Fraction(*self.spec.upright_aspect) * stretched
 
     def put(self, name: str, array: ArraySpec) -> Flow:
         """This flow with ``name`` written anew; its memory is allocated for every batch."""

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
+
+import av
+import av.error
 
 from framepipe.errors import SourceError
 
 _ATTACHED_PIC = 0x0400  # AV_DISPOSITION_ATTACHED_PIC: a cover, not video
 _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+
+
+def open_input(target: Any, options: dict[str, Any]) -> Any:
+    """`av.open` for reading. Raises what that raises."""
+    try:
+        return av.open(target, "r", **options)
+    except av.error.EOFError:
+        # FFmpeg takes a transport stream of so few packets for something else and then meets its end.
+        if not isinstance(target, str) or not _begins_as_transport_stream(target):
+            raise
+    return av.open(target, "r", format="mpegts", **options)
+
+
+def _begins_as_transport_stream(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        head = file.read(3 * 188)
+    return len(head) == 3 * 188 and head[::188] == b"GGG"
 
 
 def choose(container: Any, uri: str, wanted: int | None) -> Any:
@@ -47,7 +69,7 @@ def sample_aspect(stream: Any) -> tuple[int, int]:
     aspect = stream.sample_aspect_ratio
     if not aspect or aspect.numerator <= 0 or aspect.denominator <= 0:
         return 1, 1
-    return aspect.numerator, aspect.denominator
+    return Fraction(aspect.numerator, aspect.denominator).as_integer_ratio()
 
 
 def alpha_decoder(stream: Any) -> str | None:
@@ -57,3 +79,32 @@ def alpha_decoder(stream: Any) -> str | None:
     """
     name = _ALPHA_DECODERS.get(stream.codec_context.name)
     return name if name is not None and stream.metadata.get("alpha_mode") == "1" else None
+
+
+class Sequences:
+    """Tells where a stream of MPEG-1 or MPEG-2 video goes on with pictures of another kind.
+
+    Their decoder drops the picture that it holds back when a sequence header has another size, aspect or chroma, so it
+    must be flushed before. Others give theirs out by themselves.
+    """
+
+    def __init__(self) -> None:
+        self._head: bytes | None = None
+
+    @staticmethod
+    def of(decoder: Any) -> Sequences | None:
+        """A watch for the stream of a decoder that needs one."""
+        return Sequences() if getattr(decoder, "name", "") in ("mpeg1video", "mpeg2video") else None
+
+    def change(self, packet: Any) -> bool:
+        """Whether ``packet`` begins with a sequence header that differs from the one before."""
+        if not packet.is_keyframe:
+            return False
+        data = bytes(memoryview(packet)[:256])
+        at = data.find(b"\0\0\1\xb3")
+        if at < 0:
+            return False
+        more = data.find(b"\0\0\1\xb5", at)  # ISO/IEC 13818-2, 6.2.2.1 and 6.2.2.3
+        head = data[at + 4 : at + 8] + (data[more + 4 : more + 7] if more >= 0 else b"")
+        before, self._head = self._head, head
+        return before is not None and head != before

@@ -15,6 +15,9 @@ from framepipe.findings import counters, findings
 from framepipe.redact import redact
 from framepipe.report import RunReport, Statistics
 
+_LOST_S = 0.25
+"""By so much a time that a container announces may be wrong without anything missing."""
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -192,10 +195,17 @@ def _stages(engine: Engine) -> dict[str, dict[str, Any]]:
     return told
 
 
-def truncated(feed: Feed) -> bool:
-    """Whether fewer packets came than the header announced, of an input that was to be read whole."""
+def truncated(feed: Feed) -> str | None:
+    """What is missing of that which the container announced, of an input that was to be read whole."""
     whole = feed.source.start is None and feed.source.end is None and feed.ended and feed.source.loop == 1
-    return bool(whole and feed.mode != "frames" and feed.expected and feed.packets_read < feed.expected)
+    if not whole or feed.mode in ("", "frames"):
+        return None
+    if feed.expected and feed.packets_read < feed.expected:
+        return f"{feed.packets_read} of {feed.expected} announced packets were there"
+    end_s = float(((feed.top_pts or 0) * (feed.time_base or 0)) + 1 / feed.rate)
+    if feed.expected_end_s is not None and feed.expected_end_s - end_s > max(_LOST_S, float(3 / feed.rate)):
+        return f"the pictures end at {end_s:.3f} s of {feed.expected_end_s:.3f} s announced"
+    return None if feed.decoded else "not one picture was there"
 
 
 def _exit(engine: Engine, feeds: Sequence[Feed], stopped: bool, frames: dict[str, Any]) -> str:
@@ -222,8 +232,8 @@ def _source(feed: Feed, engine: Engine) -> dict[str, Any]:
     if status == "complete" and (feed.packet_errors or truncated(feed)):
         status = "incomplete"
     warnings = [*feed.warnings, *findings(feed, alpha_used=any(stage.uses_alpha for stage in engine.chains.stages))]
-    if truncated(feed):
-        warnings.append(f"{feed.packets_read} of {feed.expected} announced packets were there")
+    if missing := truncated(feed):
+        warnings.append(missing)
     return {
         "name": feed.name,
         "uri": redact(info.uri),

@@ -7,6 +7,7 @@ own tables is seen.
 
 from __future__ import annotations
 
+import gc
 import re
 import struct
 import zlib
@@ -19,7 +20,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from conftest import number_of
+from conftest import descriptors, number_of, ours
 from test_pipeline import balance
 
 from framepipe.frame import Frame
@@ -45,6 +46,17 @@ GREY = (126, 128, 128)
 RED_601 = (81, 90, 240)
 RED_709 = (63, 102, 240)
 INTERLACED_ENCODING = (1 << 29) | (1 << 18)  # AV_CODEC_FLAG_INTERLACED_ME and _DCT
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_module_leaves_nothing_behind() -> Iterator[None]:
+    """No thread of ours, no descriptor more than before; once a module, since collecting takes longer than a test."""
+    gc.collect()
+    before = descriptors()
+    yield
+    gc.collect()
+    assert not ours()
+    assert descriptors() <= before
 
 
 def needs(encoder: str) -> None:
@@ -294,10 +306,11 @@ def gif(path: Path, colours: Sequence[tuple[int, int, int]], times: Sequence[int
 
 @dataclass
 class Seen:
-    """What a pipeline of one source and the exact conversion to RGB gave."""
+    """What a pipeline of one source and the exact conversion to RGB gave: frames without their memory, host arrays."""
 
     frames: list[Frame] = field(default_factory=list)
     pictures: list[np.ndarray] = field(default_factory=list)
+    tensors: list[dict[str, np.ndarray]] = field(default_factory=list)
     report: RunReport = field(default_factory=RunReport)
 
     @property
@@ -340,7 +353,9 @@ def see(uri: Any, *, device: str = "cpu", stages: Sequence[Any] | None = None, b
         for frame in pipeline:
             seen.frames.append(frame)
             if frame.image is not None:
-                seen.pictures.append(frame.numpy())
+                seen.pictures.append(frame.numpy().copy())
+            seen.tensors.append({name: frame.to_host(array).copy() for name, array in frame.tensors.items()})
+            frame.release()
         assert pipeline.report is not None
         seen.report = pipeline.report
     balance(seen.report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 import time
 import types
@@ -133,6 +134,26 @@ def nothing_left() -> Iterator[None]:
     assert not ours()
     gc.collect()
     assert descriptors() <= before
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A table of the rows that ``test_bNN_…`` in ``test_cases_*`` stand for, where such tests ran."""
+    rows: dict[str, dict[str, int]] = {}
+    for outcome in ("passed", "skipped", "failed", "error"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            found = re.search(r"test_cases_\w+\.py::test_(b\d\d)_", getattr(report, "nodeid", ""))
+            if found is not None:
+                row = rows.setdefault(found[1].upper(), {})
+                row[outcome] = row.get(outcome, 0) + 1
+    if not rows:
+        return
+    terminalreporter.section("rows of the cases")
+    for name in sorted(rows):
+        row = rows[name]
+        worst = "FAILED" if row.keys() & {"failed", "error"} else "passed" if "passed" in row else "skipped"
+        terminalreporter.write_line(f"{name}  {worst:8}{', '.join(f'{n} {outcome}' for outcome, n in row.items())}")
+    passed = sum(row.keys() <= {"passed", "skipped"} and "passed" in row for row in rows.values())
+    terminalreporter.write_line(f"{passed} of {len(rows)} rows passed")
 
 
 __all__ = ["descriptors", "footage", "framepipe", "make_clip", "number_of", "ours", "picture"]

@@ -65,7 +65,9 @@ def make_files(folder: Path) -> None:
         make_clip(folder / name, width=64, height=48, **options)
     remux(folder / "first.mp4", folder / "copy.mp4", movflags="faststart").replace(folder / "first.mp4")
     for name in ("a.mkv", "f.mkv", "v9.webm"):  # they have names of their own, another one each time
-        remux(folder / name, folder / f"copy-{name}", fflags="+bitexact").replace(folder / name)
+        with av.open(str(folder / name)) as source:
+            data = remuxed(source, name, list)
+        (folder / name).write_bytes(data)
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
@@ -79,14 +81,24 @@ def remuxed(source: Any, name: str, change: Callable[[list[Any]], list[Any]]) ->
         stream = source.streams.video[0]
         copy = out.add_stream_from_template(stream)
         packets = [packet for packet in source.demux(stream) if packet.size]
-        for number, packet in enumerate(change(packets)):
-            if packet.dts is None:
-                packet.dts = packet.pts = number
-                packet.time_base = Fraction(1, 25)
+        _stamp(packets)
+        for packet in change(packets):
             packet.stream = copy
             with contextlib.suppress(av.FFmpegError):  # muxers refuse some of what was changed
                 out.mux(packet)
     return buffer.getvalue()
+
+
+def _stamp(packets: list[Any]) -> None:
+    """Give each a pts and a dts: a raw stream has neither, Matroska only the first."""
+    for number, packet in enumerate(packets):
+        if packet.pts is None:
+            packet.pts, packet.time_base = number, Fraction(1, 25)
+    if any(packet.dts is None for packet in packets):
+        times = sorted(packet.pts for packet in packets)
+        delay = max(time - packet.pts for time, packet in zip(times, packets, strict=True))
+        for time, packet in zip(times, packets, strict=True):
+            packet.dts = time - delay
 
 
 def _with_payloads(packets: list[Any], payloads: list[Any]) -> list[Any]:
@@ -283,8 +295,17 @@ class Outcome:
 
     @property
     def other_counts(self) -> list[dict[str, Any]]:
-        """Files of which PyAV alone decodes another number of pictures."""
-        return [result for result in self.results if (result["plain"] or 0) != result["decoded"]]
+        """Files of which PyAV alone decodes another number of pictures.
+
+        Of damaged ones more may come where there are several decoders: nothing before has spoiled them.
+        """
+        return [
+            result
+            for result in self.results
+            if (plain := result["plain"]) is not None
+            and plain != result["decoded"]
+            and not (result["decode"] != "linear" and result["packet_errors"] and result["decoded"] > plain)
+        ]
 
 
 def fuzz(first: int, count: int, folder: Path, batch: int = 100) -> Outcome:

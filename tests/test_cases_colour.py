@@ -20,6 +20,7 @@ from case_inputs import (
     SMPTE170M,
     SMPTE240M,
     WEIGHTS,
+    a_module_leaves_nothing_behind,
     bits_of,
     encode,
     formula,
@@ -38,7 +39,7 @@ import framepipe
 from framepipe.stages.rgb import Rgb
 from framepipe.testing import FrameList, run_stages
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+__all__ = ["a_module_leaves_nothing_behind"]
 DEVICES = pytest.mark.parametrize("device", ["cpu", "simulated"])
 
 
@@ -180,7 +181,7 @@ _FORMATS = {
 }  # fmt: skip
 
 
-@settings(max_examples=120)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(
     width=st.integers(1, 200),
     height=st.integers(1, 200),
@@ -216,3 +217,39 @@ def test_colours_come_the_same_from_the_shortest_way_of_reading(tmp_path):
     clip = encode(tmp_path / "a.mp4", [solid(RED_601)] * 2, tags=tags)
     with framepipe.open(clip, device="cpu") as frames:
         assert all(near(frame.numpy()[-1, -1].tolist(), (255, 24, 0), within=3) for frame in frames)
+
+
+@DEVICES
+def test_tags_that_change_in_the_middle(tmp_path, device):
+    """Every picture by its own tags, in every batch."""
+    kinds = [(SMPTE170M, LIMITED), (BT709, LIMITED), (BT709, FULL), (BT2020, LIMITED), (SMPTE170M, LIMITED)]
+    frames = []
+    for number, (colorspace, extent) in enumerate(kind for kind in kinds for _ in range(3)):
+        frame = tagged(solid((140, 90, 170), number), {"colorspace": colorspace, "color_range": extent})
+        frame.pts, frame.time_base = number, Fraction(1, 25)
+        frames.append(frame)
+    for batch in (1, 4):
+        seen = see(FrameList(frames=frames), device=device, batch=batch)
+        assert seen.numbers == list(range(15)) and seen.counters == {"changed": 4}
+        for i, colour in enumerate(seen.colours):
+            colorspace, extent = kinds[i // 3]
+            assert near(colour, rgb((140, 90, 170), colorspace, full=extent == FULL))
+
+
+def test_stills_can_be_told_their_colour_too(tmp_path):
+    """A sequence of pictures takes what a file takes."""
+    for number in range(3):
+        encode(tmp_path / f"{number}.jpg", [solid((140, 90, 170), pix_fmt="yuvj420p")], "mjpeg", container="image2")
+    for uri in (tmp_path, tmp_path / "%d.jpg", tmp_path / "*.jpg"):
+        seen = see(uri, matrix="bt709", color_range="limited")
+        assert len(seen.colours) == 3
+        assert all(near(colour, rgb((140, 90, 170), BT709), 2) for colour in seen.colours), uri
+
+
+@pytest.mark.parametrize(("colorspace", "name"), [(8, "YCgCo"), (10, "constant luminance"), (14, "ICtCp")])
+def test_a_matrix_without_a_formula_is_said(colorspace, name):
+    frames = [tagged(solid((140, 90, 170), i), {"colorspace": colorspace}) for i in range(3)]
+    seen = see(FrameList(frames=frames))
+    assert seen.warns("no formula", name) and "matrix" in seen.source["assumed"]
+    told = see(FrameList(frames=[tagged(solid((140, 90, 170)), {"colorspace": BT709})]))
+    assert not any("formula" in warning for warning in told.source["warnings"])

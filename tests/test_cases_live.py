@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 import av
 import pytest
 import servers
+from case_inputs import a_module_leaves_nothing_behind  # noqa: F401 (a fixture)
 from conftest import make_clip, number_of, ours
 from test_interrupt import ended, running
 from test_pipeline import balance
@@ -31,7 +34,7 @@ from framepipe.pipeline import Pipeline
 from framepipe.report import RunReport
 from framepipe.sources.file import File
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("a_module_leaves_nothing_behind")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX only")
 TIMEOUT_S = 0.5
 SECRET = "s3cr3t-Pw"
@@ -168,14 +171,14 @@ def test_b62_a_stop_does_not_wait_for_the_time_out(scheme, clip):
 
 
 @posix
-@pytest.mark.parametrize("scheme", ["rtsp", "http"])
+@pytest.mark.parametrize("scheme", ["rtsp", pytest.param("http", marks=pytest.mark.slow)])
 def test_b62_ctrl_c_ends_the_process(scheme, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with servers.silent() as port:
-        source = json.dumps({"uri": address(scheme, port), "timeout_s": 60})
+    with socket.create_server((servers.HOST, 0)) as server:
+        source = json.dumps({"uri": address(scheme, server.getsockname()[1]), "timeout_s": 60})
         Path("p.yaml").write_text(f"version: 1\nsources: [{source}]\nsinks: [discard]\n", encoding="utf-8")
         with running() as process:
-            threading.Event().wait(1.0)
+            assert select.select([server], [], [], 30)[0], "it never came"
             process.send_signal(signal.SIGINT)
             code, err = ended(process)
     assert code == 130, err
@@ -294,7 +297,9 @@ def test_b65_a_stalled_pipe_ends_with_a_stop(pipe, stream, given):
 
 
 @posix
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=lambda number: number.name
+)
 def test_b65_a_stalled_pipe_ends_with_ctrl_c(pipe, stream, number, tmp_path, monkeypatch):
     """Standard input has the same test beside the other interrupts."""
     monkeypatch.chdir(tmp_path)
@@ -346,13 +351,13 @@ def shows_nothing(text: str) -> None:
 
 
 @pytest.mark.parametrize("template", LEAKS)
-@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("refused", [False, True], ids=["silent", "refused"])
 def test_b61_credentials_are_in_no_error_log_or_report(template, refused, capfd, caplog):
     caplog.set_level(logging.DEBUG)
     with servers.silent() as port:
         host = f"{servers.HOST}:{1 if refused else port}"
         uri = template.format(host=host, secret=SECRET, encoded=SECRET.replace("-", "%2D"))
-        source = File(uri=uri, timeout_s=0.2)
+        source = File(uri=uri, timeout_s=0.1)
         shows_nothing(repr(source))
         pipeline = Pipeline([source], [], ["discard"], device="cpu")
         with pipeline, pytest.raises(SourceError) as caught:

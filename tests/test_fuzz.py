@@ -69,7 +69,8 @@ def test_what_dies_or_hangs_is_found(folder, monkeypatch, tmp_path):
         "        os.kill(os.getpid(), signal.SIGSEGV)\n"
         "    if number == 4:\n"
         "        threading.Event().wait()\n"
-        "    print(json.dumps({**told, 'exit': 'complete', 'plain': 1, 'decoded': 1 + (number == 6)}), flush=True)\n",
+        "    told.update(exit='complete', plain=1, decode='linear', decoded=1 + (number == 6))\n"
+        "    print(json.dumps(told), flush=True)\n",
         encoding="utf-8",
     )
     monkeypatch.setattr(fuzz, "__file__", str(fake))

@@ -15,9 +15,10 @@ from test_kernels_colour import FORMATS, matrices, noise, ranges
 
 from framepipe.device.select import why_not
 from framepipe.frame import FrameSpec, Planes
-from framepipe.kernels import _cuda_code, _cuda_draw, _cuda_picture, cpu, cuda
+from framepipe.kernels import _cuda_code, _cuda_draw, _cuda_picture, _cuda_rows, cpu, cuda
 from framepipe.kernels._colour import component
 from framepipe.kernels._draw import Mark
+from framepipe.kernels._resample import taps
 from framepipe.planecopy import PlaneCopy
 from framepipe.testing import pattern_frames
 
@@ -103,6 +104,103 @@ def test_host_and_device_agree_on_structs(program):
             assert getattr(struct, field).offset == offset, (name, field)
             assert f" {field}" in program.source()
     assert sum(dtype.itemsize for dtype in program.structs.values()) + 8 * 8 <= 4096  # arguments of a launch
+
+
+def chosen(name: str, size: tuple[int, int], to: tuple[int, int], n: int = 32, **options: Any) -> Any:
+    """The launch of a tensor of float32, laid out without a GPU."""
+    options = {
+        "method": "area",
+        "layout": "nchw",
+        "order": "rgb",
+        "part": None,
+        "rotation": 0,
+        "aligned": True,
+    } | options
+    spec = FrameSpec(*size, name, rotation=options["rotation"])
+    like = np.broadcast_to(np.float32(0), (1,))
+    shape = tensor_shape(n, *to, options["layout"])
+    strides = tuple(4 * math.prod(shape[axis + 1 :]) for axis in range(4))
+    wrote = (shape, strides, like.dtype.name, options["layout"], options["order"], None, None)
+    how = (options["method"], None, options["part"], (0, 0, 0))
+    return _cuda_picture._tensors(spec, n, spec.nbytes, options["aligned"], wrote, how)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name", "to", "options"),
+    [
+        ("tensor_planar", "yuv420p", (1920, 1080), {}),
+        ("tensor_planar", "p010le", (1920, 1080), {"order": "bgr"}),
+        ("tensor_interleaved", "nv12", (1920, 1080), {"layout": "nhwc"}),
+        ("picture_copy", "nv12", (1920, 1080), {"layout": "nhwc", "order": "bgr"}),
+        ("picture_copy", "gray", (1920, 1080), {}),
+        ("area_narrow", "yuv420p", (640, 640), {"part": (0, 140, 640, 360)}),
+        ("area_narrow", "yuv444p10le", (224, 224), {}),
+        ("area_wide", "yuv422p", (518, 518), {"layout": "nhwc", "order": "bgr"}),
+        ("bilinear_narrow", "yuv420p", (640, 640), {"method": "bilinear", "part": (0, 140, 640, 360)}),
+        ("bilinear_wide", "yuv420p", (800, 600), {"method": "bilinear"}),
+        ("bilinear_narrow", "yuv420p", (3840, 2160), {"method": "bilinear", "n": 1}),
+        ("picture_bilinear", "yuv420p", (160, 90), {"method": "bilinear"}),  # most columns are between the taps
+        ("picture_nearest", "yuv420p", (640, 360), {"method": "nearest"}),
+        ("picture_area", "yuv420p", (2000, 1080), {}),
+        ("picture_area", "yuv420p", (640, 360), {"aligned": False}),
+        ("picture_area", "yuv420p", (640, 360), {"rotation": 90}),
+        ("picture_area", "yuv411p", (640, 360), {}),
+        ("picture_area", "yuv420p", (64, 36), {"n": 1}),  # too few warps
+        ("gather_area", "yuv420p", (16, 9), {}),
+    ],
+)
+def test_the_kernel_that_is_chosen(kernel, name, to, options):
+    assert chosen(name, (1920, 1080), to, **options).name == kernel
+
+
+@pytest.mark.parametrize("method", ["area", "bilinear"])
+def test_tiles_fit_what_a_block_has(method):
+    """Columns fit the warps, shared memory its limit, weights and sums their bits, and magic numbers divide."""
+    rng = np.random.default_rng(5)
+    sizes = [(1920, 1080, 640, 360), (1920, 1080, 224, 126), (3840, 2160, 518, 291), (1280, 720, 1920, 1080)]
+    sizes += [(n_x, n_y, *rng.integers(1, [n_x, n_y]).tolist()) for n_x, n_y in rng.integers(2, 3000, (60, 2)).tolist()]
+    names = set()
+    for n_x, n_y, m_x, m_y in sizes:
+        found = chosen("yuv420p", (n_x, n_y), (m_x, m_y), method=method)
+        names.add(found.name)
+        if found.program not in _cuda_rows._resamples.values():
+            continue
+        job = found.job.view(_cuda_rows.TILED_JOB)
+        tiling, place = job["tiling"], job["place"]
+        narrow, columns, parts = found.name.endswith("narrow"), int(tiling["columns"]), int(tiling["parts"])
+        assert found.shared <= 48 << 10
+        assert parts in (1, 2, 4, 8)
+        spans = _spans(method, n_x, m_x)
+        for left in range(0, m_x, columns):
+            tile = spans[left : left + columns]
+            assert tile[-1][1] - (tile[0][0] & ~7) <= 256 * parts
+        count = max(end - begin for begin, end in spans)
+        assert int(tiling["taps"]) == (-(-(count + 1) // 4) if narrow else count)
+        assert found.grid[0] == -(-m_x // columns) * -(-m_y // (8 // parts * int(tiling["rows"])))
+        step_x, step_y = place["step"].tolist()
+        if narrow:
+            assert 255 * step_y < 1 << 16
+            assert min(step_x, int(place["pixel"][0])) < 256
+        half, magic, shift = (int(tiling[field]) for field in ("half", "magic", "shift"))
+        total = step_x * step_y
+        assert half == total // 2
+        for code in (0, 1, 127, 254, 255):
+            for beside in (-1, 0, 1):
+                a = max(0, code * total + beside + half)
+                if a < 255 * total + half + 1:
+                    assert a * magic >> (32 + shift) == a // total < 256
+        assert magic < 1 << 32
+    assert names >= {f"{method}_narrow", f"{method}_wide"}
+
+
+def _spans(method: str, n: int, m: int) -> list[tuple[int, int]]:
+    """First and end of the source positions with a weight, of each output position."""
+    found = taps(method, n, m)
+    spans = []
+    for index, weight in zip(found.index, found.weight, strict=True):
+        used = index[weight > 0]
+        spans.append((int(used[0]), int(used[-1]) + 1))
+    return spans
 
 
 # -- planes to RGB --
@@ -313,17 +411,27 @@ def test_tensor_of_a_part_with_a_border(method):
         check_tensor(planes, (3, 2), method=method, order="bgr")  # a block a pixel, by area
 
 
+def forget_layouts() -> None:
+    for cached in (_cuda_picture._rgb, _cuda_picture._resized, _cuda_picture._normalized, _cuda_picture._tensors):
+        cached.cache_clear()
+
+
 @pytest.fixture
-def as_if_large(monkeypatch):
-    """Geometries are laid out as for batches that keep a large GPU busy: threads make several pixels in turn."""
-    cached = (_cuda_picture._rgb, _cuda_picture._resized, _cuda_picture._normalized, _cuda_picture._tensors)
-    for name in ("_ENOUGH_BLOCKS", "_ENOUGH_WARPS"):
-        monkeypatch.setattr(_cuda_picture, name, 1)
-    for function in cached:
-        function.cache_clear()
+def any_size(monkeypatch):
+    """Kernels for large batches are chosen for small ones too."""
+    monkeypatch.setattr(_cuda_rows, "_FEWEST_WARPS", 0)
+    forget_layouts()
     yield
-    for function in cached:
-        function.cache_clear()
+    forget_layouts()
+
+
+@pytest.fixture
+def as_if_large(any_size, monkeypatch):
+    """Geometries are laid out as for batches that keep a large GPU busy: threads make several pixels in turn."""
+    monkeypatch.setattr(_cuda_picture, "_ENOUGH_WARPS", 1)
+    monkeypatch.setattr(_cuda_rows, "_ENOUGH_BLOCKS", 1)
+    monkeypatch.setattr(_cuda_rows, "_PLACES", 1)
+    forget_layouts()
 
 
 @gpu
@@ -341,6 +449,94 @@ def test_large_batches():
         cpu.normalize(images, wanted.reshape(shape), factor=FACTOR, offset=OFFSET, layout=layout)
         cuda.normalize(put(images), out, factor=FACTOR, offset=OFFSET, layout=layout)
         same(out, wanted.reshape(shape), layout)
+
+
+FAST = ["yuv420p", "nv12", "nv21", "p010le", "yuv422p", "yuv422p10le", "nv16", "yuv444p", "nv42", "yuv444p12le"]
+
+
+@gpu
+@pytest.mark.parametrize("name", FAST)
+def test_tensors_of_the_same_size(name):
+    kinds = itertools.cycle(itertools.product(["float32", "float16", "uint8"], ["nchw", "nhwc"], ["rgb", "bgr"]))
+    for seed, (width, height) in enumerate([(1, 1), (3, 2), (8, 5), (66, 37), (255, 9), (256, 8), (264, 34), (600, 3)]):
+        for _ in range(6):
+            dtype, layout, order = next(kinds)
+            planes = noise(FrameSpec(width, height, name, matrices(name)[0]), 2, seed)
+            check_tensor(planes, (width, height), dtype, layout=layout, order=order)
+    planes = noise(FrameSpec(40, 6, name), 2)
+    for order, (factor, offset) in itertools.product(["rgb", "bgr"], [(-FACTOR, -0 * OFFSET), (FACTOR, -0 * OFFSET)]):
+        check_tensor(planes, (40, 6), order=order, factor=factor, offset=-offset)  # zeros of either sign
+
+
+@gpu
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("name", [*FAST, "images"])
+def test_tiles(name, large, request):
+    """Every division of the work that resample.cu knows, of parts and with borders, up and down."""
+    request.getfixturevalue("as_if_large" if large else "any_size")
+    rng = np.random.default_rng(len(name) + large)
+    kinds = itertools.cycle(itertools.product(["float32", "float16", "uint8"], ["nchw", "nhwc"], ["rgb", "bgr"]))
+    whole = [
+        (480, 96, 160, 32),
+        (480, 90, 120, 30),
+        (520, 60, 61, 7),
+        (640, 37, 9, 4),
+        (304, 40, 400, 71),
+        (16, 9, 8, 3),
+    ]
+    chance = [rng.integers(1, [700, 90, 300, 60]).tolist() for _ in range(8)]
+    for seed, (width, height, m_x, m_y) in enumerate(whole + chance):
+        width = -(-width // 8) * 8 if name == "images" else width
+        x, y = rng.integers(0, [width, height]).tolist()
+        part = {"source": (x, y, width - x, height - y), "target": (seed % 5, seed % 3, m_x, m_y), "color": (255, 7, 1)}
+        room = (m_x + seed % 5 + seed % 7, m_y + seed % 3 + seed % 4)
+        letterbox = {"target": (0, seed, m_x, m_y), "color": (1, 2, 3)}
+        cases = [((m_x, m_y), {}), (room, part), ((m_x, m_y + 2 * seed + 1), letterbox)]
+        for method, (size, options) in itertools.product(["area", "bilinear"], cases):
+            if name == "images":
+                check_resize(pictures(2, height, width, seed), size, method=method, **options)
+                continue
+            planes = noise(FrameSpec(width, height, name, matrices(name)[0]), 2, seed)
+            dtype, layout, order = next(kinds)
+            check_tensor(planes, size, dtype, method=method, layout=layout, order=order, **options)
+
+
+@gpu
+@pytest.mark.usefixtures("any_size")
+def test_tiles_of_the_brightest_pictures():
+    """Sums that need every bit they have, and codes that are clipped."""
+    for method, (m_x, m_y) in itertools.product(["area", "bilinear"], [(7, 4), (601, 209), (256, 3), (255, 210)]):
+        images = np.full((1, 211, 640, 3), 255, np.uint8)
+        check_resize(images, (m_x, m_y), method=method)
+        planes = noise(FrameSpec(640, 211, "yuv420p", "bt2020"), 1)
+        planes.slab[:] |= 0xE0
+        check_tensor(planes, (m_x, m_y), method=method)
+
+
+@gpu
+@pytest.mark.usefixtures("any_size")
+def test_nothing_beside_a_tensor_is_written():
+    import cupy
+
+    planes = on_gpu(noise(FrameSpec(200, 60, "yuv420p"), 2))
+    for dtype, size, part in itertools.product(
+        ["float32", "float16", "uint8"], [(200, 60), (50, 30)], [np.s_[:, :, 3:, 5:], np.s_[:, :, :-3, :-5]]
+    ):
+        memory = cupy.full((2, 3, size[1] + 3, size[0] + 5), 77, dtype)
+        out, numbers = memory[part], {} if dtype == "uint8" else {"factor": FACTOR, "offset": OFFSET}
+        for method in ("area", "bilinear"):
+            wanted = np.full(out.shape, 77, dtype)
+            inner = None if size[0] == 200 else (3, 2, 45, 28)
+            cpu.to_tensor(planes_on_cpu(planes), wanted, method=method, target=inner, **numbers)
+            cuda.to_tensor(planes, out, method=method, target=inner, **numbers)
+            same(out, wanted, dtype, size, method)
+        host = back(memory)
+        host[part] = 77
+        assert (host == 77).all()
+
+
+def planes_on_cpu(planes: Planes) -> Planes:
+    return Planes(planes.spec, planes.n, slab=back(planes.slab))
 
 
 # -- statistics --

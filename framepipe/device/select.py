@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,6 +17,8 @@ from framepipe.registry import did_you_mean
 
 NAMES = ("auto", "cpu", "cuda", "simulated")
 _CUPY = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
+_SPAWN = "start worker processes with multiprocessing.get_context('spawn')"
+_behind_fork = False  # of a process that had found a GPU
 _NO_DRIVER = "there is no NVIDIA driver on this machine"
 
 
@@ -53,6 +56,8 @@ def choose(name: str) -> Choice:
         raise ConfigError(f"unknown device {name!r}{did_you_mean(kind, NAMES)}")
     if kind in ("cpu", "simulated"):
         return Choice(kind, 0, "asked for")
+    if _behind_fork:
+        raise DeviceUnavailableError(f"this process was forked from one that used CUDA, so it cannot: {_SPAWN}")
     missing = why_not(int(number or 0))
     if kind == "cuda":
         if missing:
@@ -95,7 +100,7 @@ def _no_device(cupy: Any, number: int) -> str:
     try:
         count = int(cupy.cuda.runtime.getDeviceCount())
     except Exception as error:
-        return f"no GPU can be used ({_first_line(error)})"
+        return f"no GPU can be used ({_first_line(error)}){_perhaps_forked(error)}"
     if not count:
         return "the NVIDIA driver shows no GPU"
     if number >= count:
@@ -117,7 +122,23 @@ def _no_kernel(cupy: Any, number: int, driver: int, runtime: int, present: list[
             return f"the CUDA compiler (NVRTC) cannot be loaded ({told}): {install_line(driver // 1000, present)}"
         if runtime > driver:
             return f"a kernel does not compile or run ({told}); {_too_old(driver, runtime, present)}"
-        return f"a kernel does not compile or run ({told}); 'framepipe doctor' may tell more"
+        help = _perhaps_forked(error) or "; 'framepipe doctor' may tell more"
+        return f"a kernel does not compile or run ({told}){help}"
+
+
+def _perhaps_forked(error: BaseException) -> str:
+    """What to do about CUDA that does not begin: behind a fork it never does."""
+    begins = not any(name in str(error) for name in ("cudaErrorInitializationError", "CUDA_ERROR_NOT_INITIALIZED"))
+    return "" if begins else f"; if this process was forked from one that used CUDA, {_SPAWN}"
+
+
+def _forked() -> None:
+    global _behind_fork
+    _behind_fork = why_not.cache_info().currsize > 0 and not why_not()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _too_old(driver: int, runtime: int, present: list[str]) -> str:

@@ -29,7 +29,7 @@ TILING = np.dtype(
         ("parts", "i4"),
         ("rows", "i4"),
         ("across", "i4"),
-        ("tiles", "i4"),
+        ("beside", "i4"),
         ("taps", "i4"),
         ("bits", "i4", 2),
         ("begins", "i4"),
@@ -43,10 +43,11 @@ TILING = np.dtype(
 )
 """How resample.cu divides the work.
 
-A block makes a tile of ``columns`` output columns and ``8 / parts`` times ``rows`` rows; ``parts`` warps go down the same
-``rows``, each with the sums of 256 source columns. ``tiles`` blocks, ``across`` of them side by side, make the part, and further ones its
-border. The weights of a column take ``taps`` words; those of bilinear are in units of ``2**bits / 2048``, across and
-down. ``begins``, ``weights`` and ``pixels`` are where these stand in shared memory.
+A block makes a tile of ``columns`` output columns and ``8 / parts`` times ``rows`` rows: ``parts`` warps go down the
+same ``rows``, each with the sums of 256 source columns. ``across`` blocks side by side make the part. With each of its
+``rows`` a block fills ``beside`` rows of the border. The weights of a column take ``taps`` words; those of bilinear
+are in units of ``2**bits / 2048``, across and down. ``begins``, ``weights`` and ``pixels`` are where these stand in
+shared memory.
 
 A sum to which ``half`` was added, times ``magic``, moved down by ``32 + shift`` bits, is the average.
 """
@@ -58,8 +59,9 @@ _CHROMA = ((1, 1), (1, 0), (0, 0))
 _KINDS: tuple[Rows, ...] = (*((size, *shifts) for size in (1, 2) for shifts in _CHROMA), "images")
 _ENOUGH_BLOCKS = 2048  # of 8 warps, to keep the largest GPUs busy; more than these go on with a second tile, and so on
 _MOST_ROUNDS = 4
-_ENOUGH_TILES = 1536  # a few for each place that a large GPU has for a block of these kernels
-_MOST_TALL = 16
+_PLACES = 396  # blocks of resample.cu that a large GPU has room for at a time: 3 on each of 132 multiprocessors
+_MOST_TALL = 32  # rows that a warp goes down
+_BEGINNING = 450  # instructions before a warp begins with its rows, about
 _FEWEST_WARPS = 512  # below, a pixel's rows are better shared by lanes
 _MOST_ACROSS = 64  # source columns of an output column
 _MOST_SKIPPED = 8  # columns that bilinear converts for each that it makes
@@ -158,11 +160,13 @@ def resample(
     # Exact below 2**31: the magic number is too large by less than 1, and 2**(shift + 1) is at least the total.
     shift = (total - 1).bit_length() - 1
     tiling["half"], tiling["magic"], tiling["shift"] = total // 2, -(-(1 << 32 + shift) // total), shift
-    job["tiling"] = tiling
-    size = (int(written["width"]), int(written["height"]))
+    size, tall = (int(written["width"]), int(written["height"])), int(tiling["rows"])
     beside = 0 if part[2:] == size else size[1] - part[3] if part[2] == size[0] else size[1]
+    tiles = int(tiling["across"]) * blocks(part[3], 8 // int(tiling["parts"]) * tall)
+    tiling["beside"] = blocks(beside, tiles * tall)
+    job["tiling"] = tiling
     name = f"{method}_{'narrow' if narrow else 'wide'}"
-    return launch(_resamples[rows], name, (int(tiling["tiles"]) + blocks(beside, 8), 1, n), job, shared)
+    return launch(_resamples[rows], name, (tiles, 1, n), job, shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,30 +200,40 @@ def _axis(method: Method, n: int, m: int) -> _Axis:
 
 def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int) -> tuple[Struct, int] | None:
     """The cheapest way to divide the work, and the bytes of shared memory that it takes."""
-    m, wide = len(across.first), 1 if narrow else 2
     words = int(((across.count + 1 + 3) // 4 if narrow else across.count).max())
-    sums = 8 * 3 * 256 * 2 * wide
-    down_cost, across_cost = 60 + 100 * float(down.count.mean()), 50 + 12 * words // wide
-    best: tuple[float, int, int] | None = None
+    sums = 8 * 3 * 256 * (2 if narrow else 4)
+    found = []
     for parts, columns in _divisions(across, x):
-        shared = sums + _ROW_BYTES + 4 * columns * (1 + words) + 32
-        cost = blocks(m, columns) * (parts * down_cost + blocks(columns, 32) * across_cost)
-        cost *= 1 + columns % 32 / 1000  # whole lines of memory, where all else is equal
-        if shared <= _SHARED_BYTES and (best is None or cost < best[0]):
-            best = (cost, parts, columns)
-    if best is None:
+        if sums + _ROW_BYTES + 4 * columns * (1 + words) <= _SHARED_BYTES:
+            adding = 110 + words * (24 if narrow else 12)
+            found.append((*_cost(parts, columns, n, len(across.first), down, adding), parts, columns))
+    if not found:
         return None
-    _, parts, columns = best
+    _, tall, parts, columns = min(found)
     tiling = np.zeros((), TILING)
-    tiling["parts"], tiling["columns"], tiling["across"] = parts, columns, blocks(m, columns)
-    tiles = blocks(m, columns) * blocks(len(down.first), 8 // parts)
-    tiling["rows"] = rows = max(1, min(_MOST_TALL, n * tiles // _ENOUGH_TILES))
-    tiling["tiles"] = blocks(m, columns) * blocks(len(down.first), 8 // parts * rows)
+    tiling["parts"], tiling["columns"], tiling["rows"] = parts, columns, tall
+    tiling["across"] = blocks(len(across.first), columns)
     tiling["taps"], tiling["bits"] = words, (across.bits, down.bits)
     tiling["pixels"] = sums
     tiling["begins"] = sums + _ROW_BYTES
     tiling["weights"] = sums + _ROW_BYTES + 4 * columns
     return tiling, sums + _ROW_BYTES + 4 * columns * (1 + words)
+
+
+def _cost(parts: int, columns: int, n: int, width: int, down: _Axis, adding: int) -> tuple[float, int]:
+    """What a division of the work costs, and for how many rows in a warp's column it does so.
+
+    In instructions of a block, about, times the rounds that the device needs for all blocks: ``adding`` are those that
+    make 32 pixels of two output rows. Columns of whole lines of memory are better where all else is equal.
+    """
+    made = blocks(8 // parts, 2) * blocks(columns, 32) * adding
+    work = 8 * (60 + 100 * float(down.count.mean())) + made
+
+    def cost(tall: int) -> float:
+        tiles = blocks(width, columns) * blocks(len(down.first), 8 // parts * tall)
+        return blocks(n * tiles, _PLACES) * (work * tall + 8 * _BEGINNING) * (1 + columns % 32 / 1000)
+
+    return min((cost(tall), tall) for tall in range(1, _MOST_TALL + 1))
 
 
 def _divisions(across: _Axis, x: int) -> Iterator[tuple[int, int]]:

@@ -23,6 +23,7 @@ SOURCE = np.dtype(
         ("luma_pitch", "i4"),
         ("chroma_pitch", "i4"),
         ("chroma_step", "i4"),
+        ("take", "u4", 2),
         ("turn", "i4", 6),
         ("width", "i4"),
         ("height", "i4"),
@@ -47,9 +48,10 @@ SOURCE = np.dtype(
 
 ``origin`` is where each component stands for the first pixel of the upright picture, from which ``across`` and ``down``
 lead to the next; for chroma, whose planes may be smaller, it is the plane's first sample. ``luma`` is that of the luma
-plane. ``turn`` takes (x, y) of the upright picture to x (the first three) and y of the lying one, whose size is given.
-Terms are kept above ``shift - 5`` bits (``mask``); ``offsets`` of the sums are moved up by as much. ``shift`` is 16 for
-samples of a byte, for whose sake all numbers are multiplied by some power of two.
+plane. ``take`` is which of 8 bytes are U's and which V's: a word of each, or samples by turns. ``turn`` takes (x, y) of
+the upright picture to x (the first three) and y of the lying one, whose size is given. Terms are kept above
+``shift - 5`` bits (``mask``); ``offsets`` of the sums are moved up by as much. ``shift`` is 16 for samples of a byte,
+for whose sake all numbers are multiplied by some power of two.
 """
 
 TARGET = np.dtype(
@@ -109,6 +111,11 @@ def planes_source(spec: FrameSpec, picture: int, smooth: bool = False) -> tuple[
     source["w_shift"], source["h_shift"] = chroma.w_shift, chroma.h_shift
     source["chroma_width"], source["chroma_height"] = layout.width, layout.height
     source["chroma_pitch"], source["chroma_step"] = layout.pitch, layout.channels * fmt.itemsize
+    if layout.channels == 1:
+        source["take"] = (0x3210, 0x7654)
+    else:
+        take = (0x6420, 0x7531) if fmt.itemsize == 1 else (0x5410, 0x7632)
+        source["take"] = take if source["origin"][1] < source["origin"][2] else take[::-1]
     return source, f"{'smooth' if smooth and (chroma.w_shift or chroma.h_shift) else 'yuv'}_{8 * fmt.itemsize}"
 
 

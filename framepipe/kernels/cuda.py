@@ -3,13 +3,14 @@
 Every function enqueues on CuPy's current stream of the current device and returns; none waits, copies to or from the
 host, or takes device memory (but `difference`, see there). Arrays are CuPy's; ``planes`` are in a slab on the device,
 whose rows may be further apart than a picture is long. A batch in one array is one launch (two for statistics), in a
-list one for each picture. Images and results may have any strides; rows whose pixels follow each other without a gap
-are the fast case, and of the conversions those of 4:2:0, 4:2:2 and 4:4:4 with repeated chroma.
+list one for each picture. Images and results may have any strides. The fast cases are results whose rows (of pixels, or
+of each channel) have no gaps, from planes of 4:2:0, 4:2:2 and 4:4:4 with repeated chroma that are not turned, or from
+pictures without gaps whose width is a multiple of 8; of resampling, those by area to fewer pixels and bilinear.
 
 A launch needs addresses, sizes and whole numbers only, which travel as its arguments: resize weights are computed by
-the threads that use them, marks and their text are arguments too, and the font is in the code. So there is no table
-on the device that somebody would have to own. Each kernel is compiled when it is first used, which takes some tenths
-of a second once on a machine, or by `prepare`; what is compiled belongs to the process and is kept until its end.
+the blocks that use them, marks and their text are arguments too, and the font is in the code. So there is no table on
+the device that somebody would have to own. Each kernel is compiled when it is first used, which takes some tenths of a
+second once on a machine, or by `prepare`; what is compiled belongs to the process and is kept until its end.
 
 ``accuracy`` makes no difference here: the exact conversion is about as fast as memory is, and there is no faster one.
 Wrong shapes and dtypes raise `ValueError` or `TypeError` before anything is enqueued.

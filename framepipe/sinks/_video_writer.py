@@ -25,6 +25,7 @@ class VideoWriter:
     """Writes pictures of one size to one file.
 
     ``first`` is the time of the first picture in seconds; it is kept, or with ``from_zero`` taken off every time.
+    ``aspect`` is width by height of a pixel.
     A time that is not after the one before is written one tick after it, counted in ``moved``. ``warn`` gets a
     kind and a text. Raises `SinkError`.
     """
@@ -41,11 +42,13 @@ class VideoWriter:
         rate: Fraction,
         sound: AudioTrack | None = None,
         from_zero: bool = False,
+        aspect: Fraction = Fraction(1),
         warn: Callable[[str, str], None],
     ) -> None:
         self.size = size
         self.moved = 0
         self._encoding = encoding
+        self._aspect = aspect
         self._warn = warn
         self._sound = sound
         from_zero = from_zero or not keeps_start(encoding.container)
@@ -147,6 +150,8 @@ class VideoWriter:
         stream = container.add_stream(encoding.codec, rate=self._rate, options=encoding.encoder_options())
         size = (self.size[0] + self._pad[0], self.size[1] + self._pad[1])
         colour = encoding.configure(stream.codec_context, size, self._rate, self._time_base)
+        if self._aspect != 1:
+            stream.codec_context.sample_aspect_ratio = self._aspect
         if with_sound:
             assert self._sound is not None
             self._sound_stream = container.add_stream_from_template(self._sound.stream)

@@ -38,7 +38,8 @@ class Video(Sink):
     ``codec``, ``preset`` and ``options`` are FFmpeg's. ``crf`` or ``bitrate`` (bits a second, ``4M``) sets the
     quality. ``threads`` bounds the encoder's threads for each source: two, since decoding uses the cores already.
     ``faststart`` puts the index of an MP4 first, for the web. ``audio: copy`` copies the sound of the source's
-    file. RGB becomes BT.709 from 720 lines and BT.601 below, limited range, and is tagged so.
+    file. RGB becomes BT.709 from 720 lines and BT.601 below, limited range, and is tagged so; so are pixels that are
+    not square.
     """
 
     path: str
@@ -141,6 +142,7 @@ class Video(Sink):
             time_base=frame.time_base,
             rate=rate,
             sound=self._sounds[source],
+            aspect=frame.pixel_aspect,
             from_zero=self.times == "zero" or (self.times == "auto" and self.rotate_s is not None),
             warn=lambda kind, text: self._warn(f"{kind} {source}", f"video: {text}"),
         )

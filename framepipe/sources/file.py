@@ -60,14 +60,13 @@ STILL = frozenset([".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"])
 class File(Source):
     """A file, folder, glob, ``%04d`` sequence, ``-`` for standard input, or a URL.
 
-    A folder or glob of videos is a source each, in the order of their names; of stills, one sequence shown at
-    ``rate`` pictures a second (25 by default). An existing file wins over a pattern. ``stream`` chooses a video
-    stream by its index. ``decode`` overrides the pipeline's, ``threads`` bounds how many of the pipeline's decode
-    threads work on this source at once. ``matrix`` and ``color_range`` override
-    what the file says of its colour. ``rotate: none`` leaves turned and mirrored video as it is stored.
-    ``deinterlace`` makes whole pictures of interlaced ones (bwdif), as many as there were; the source is then not
-    decoded in segments. ``timeout_s`` bounds opening an address and every read
-    from it, by the time that has passed.
+    A folder or glob of videos is a source each, in the order of their names; of stills, one sequence shown at ``rate``
+    pictures a second (25 by default). An existing file wins over a pattern. ``stream`` chooses a video stream by its
+    index; the default is the first that is no cover picture. ``decode`` overrides the pipeline's, ``threads`` bounds
+    how many of the pipeline's decode threads work on this source at once. ``matrix`` and ``color_range`` override what
+    the file says of its colour. ``rotate: none`` leaves turned and mirrored video as it is stored. ``deinterlace``
+    makes whole pictures of interlaced ones (FFmpeg's bwdif), as many as there were; the source is then not decoded in
+    segments. ``timeout_s`` bounds opening an address and every read from it, by the time that has passed.
     """
 
     uri: str
@@ -133,7 +132,8 @@ class File(Source):
         from framepipe.sources.images import Images
 
         if files and all(file.suffix.lower() in STILL for file in files):
-            common = {key: getattr(self, key) for key in ("name", "start", "end", "every", "fps", "loop", "drop")}
+            shared = {part.name for part in fields(Images)} & {part.name for part in fields(self)} - {"rate"}
+            common = {name: getattr(self, name) for name in shared}
             return [Images(files=tuple(str(f) for f in files), rate=self.rate or 25.0, **common)]
         if len(files) == 1:
             return [replace(self, uri=str(files[0]))]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import av
 import av.error
@@ -22,11 +22,15 @@ from framepipe.source import Source, Stream
 class Images(Source):
     """The pictures ``files`` in their order, shown at ``rate`` a second. They may differ in size and format.
 
-    A folder, a glob or a ``%04d`` pattern of stills given as a plain source becomes one of these.
+    A folder, a glob or a ``%04d`` pattern of stills given as a plain source becomes one of these. ``matrix``,
+    ``color_range`` and ``rotate`` are those of a file.
     """
 
     files: tuple[str, ...]
     rate: float = 25.0
+    matrix: Literal["bt601", "bt709", "bt2020"] | None = None
+    color_range: Literal["limited", "full"] | None = None
+    rotate: Literal["auto", "none"] = "auto"
 
     def open(self, stopping: Callable[[], bool]) -> Stream:
         if not self.files:

@@ -14,7 +14,6 @@ from framepipe.stage import Affine, ArraySpec, Flow, Stage
 
 if TYPE_CHECKING:
     from framepipe.device.base import Device
-    from framepipe.frame import FrameSpec
 
 Accuracy = Literal["exact", "fast"]
 Mode = Literal["stretch", "fit", "fill", "letterbox"]
@@ -100,12 +99,6 @@ def scale_shift(scale: float, mean: PerChannel, std: PerChannel) -> tuple[np.nda
     factor = scale / deviation
     offset = -np.broadcast_to(np.asarray(mean, np.float64), 3) / deviation + 0.0  # + 0.0: no negative zero
     return factor.astype(np.float32), offset.astype(np.float32)
-
-
-def pixel_aspect(spec: FrameSpec, to_source: Affine) -> Fraction:
-    """Width by height of the pixels of an array that is mapped so to the upright picture."""
-    stretched = Fraction(to_source.scale_x / to_source.scale_y).limit_denominator(1 << 16)
-    return Fraction(*spec.upright_aspect) * stretched
 
 
 def image_of(flow: Flow, stage: Stage) -> ArraySpec:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from framepipe.frame import Batch
 from framepipe.registry import register
 from framepipe.stage import ArraySpec, Flow, Stage
-from framepipe.stages._picture import Checks, Color, Method, Mode, Placement, image_of, pixel_aspect, placement
+from framepipe.stages._picture import Checks, Color, Method, Mode, Placement, image_of, placement
 
 
 @register("resize")
@@ -51,7 +51,7 @@ class Resize(Stage):
     def plan(self, flow: Flow) -> Flow:
         image = image_of(flow, self)
         size = image.shape[1], image.shape[0]
-        aspect = pixel_aspect(flow.spec, image.to_source) if self.square_pixels else Fraction(1)
+        aspect = flow.pixel_aspect(image.to_source) if self.square_pixels else Fraction(1)
         place = placement(size, self.width, self.height, self.mode, aspect)
         if place.size == size and place.source == place.target:
             self._placement = None  # the image is that already and goes on as it is

@@ -21,7 +21,6 @@ from framepipe.stages._picture import (
     Placement,
     Rect,
     chosen_accuracy,
-    pixel_aspect,
     placement,
     scale_shift,
 )
@@ -84,7 +83,7 @@ class Tensor(Stage):
                 f"{width}x{height}",
                 stage=self.id,
             )
-        aspect = pixel_aspect(flow.spec, Affine()) if self.square_pixels else Fraction(1)
+        aspect = flow.pixel_aspect(Affine()) if self.square_pixels else Fraction(1)
         place = placement((w, h), self.width, self.height, self.mode, aspect)
         self._arguments = self._kernel_arguments(place, x, y)
         shape = (3, *place.size[::-1]) if self.layout == "nchw" else (*place.size[::-1], 3)

@@ -156,7 +156,8 @@ def to_tensor(
         return lambda: cuda.to_tensor(planes, out, method=method, target=target, factor=FACTOR, offset=OFFSET)
 
     bytes_out = 3 * to[0] * to[1] * np.dtype(dtype).itemsize
-    return Bench(f"to_tensor {to[0]}x{to[1]} {method} {dtype}", size, n, make, n * (samples(spec) + bytes_out))
+    name = " ".join(["to_tensor", f"{to[0]}x{to[1]}", method, dtype, *([] if pix_fmt == "yuv420p" else [pix_fmt])])
+    return Bench(name, size, n, make, n * (samples(spec) + bytes_out))
 
 
 def resize(size: str, n: int, to: tuple[int, int], method: Any) -> Bench:
@@ -237,6 +238,7 @@ def benches() -> Iterator[Bench]:
     for size, n in (("1080p", 1), ("1080p", 8), ("2160p", 1), ("2160p", 8)):
         yield to_rgb(size, n)
     yield to_rgb("480p", 32)
+    yield to_rgb("1080p", 32)
     for pix_fmt in ("nv12", "yuv422p", "yuv444p", "yuv420p10le", "p010le", "yuv422p10le", "yuv411p", "rgb24", "gray"):
         yield to_rgb("1080p", 8, pix_fmt)
     for rotation in (90, 180):
@@ -250,6 +252,19 @@ def benches() -> Iterator[Bench]:
     yield to_tensor("1080p", 8, (640, 640), "area", "float16")
     yield to_tensor("2160p", 8, (224, 224), "area")
     yield to_tensor("1080p", 8, (1920, 1080), "bilinear", "float16")
+    for to, method, dtype in (
+        ((1920, 1080), "bilinear", "float32"),
+        ((1920, 1080), "bilinear", "float16"),
+        ((640, 640), "area", "float32"),
+        ((640, 640), "area", "float16"),
+        ((640, 640), "bilinear", "float32"),
+        ((224, 224), "area", "float32"),
+        ((800, 800), "bilinear", "float32"),  # weights that need 32 bits
+        ((518, 518), "area", "float32"),
+    ):
+        yield to_tensor("1080p", 32, to, method, dtype)
+    for pix_fmt in ("nv12", "p010le", "yuv444p"):
+        yield to_tensor("1080p", 32, (640, 640), "area", pix_fmt=pix_fmt)
     yield resize("1080p", 8, (640, 360), "area")
     yield resize("1080p", 8, (16, 9), "area")
     yield resize("1080p", 8, (3840, 2160), "bilinear")

@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(256) convert(const u8* in, u8* out,
         if (x < s.width) {
             u32 words[6];
             Loaded loaded;
-            Cursor(in, s, x, y).load(s, y, NO_TOP, s.height, loaded);
+            Cursor(in, s, x, y).load(s, true, y + 1 < s.height, loaded);
             const Chroma chroma = chroma_of(s, loaded);
             for (int r = 0; r < ROWS; r++) {
                 interleaved(s, loaded, chroma, r, words);
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(256) convert_turned(const u8* in, u
     const Tile tile = tile_at(s, x0, y0, 64, 32 * ROWS);
     if (x < s.width && y < s.height) {
         Loaded loaded;
-        Cursor(in, s, x, y).load(s, y, NO_TOP, s.height, loaded);
+        Cursor(in, s, x, y).load(s, true, y + 1 < s.height, loaded);
         const Chroma chroma = chroma_of(s, loaded);
         for (int r = 0; r < ROWS && y + r < s.height; r++) {
             u32 words[6];

@@ -1,7 +1,8 @@
 // Planes or pictures resampled to tensors and pictures by area or bilinear: see rows.cuh. A block makes a tile of the
-// result, a few rows at a time. First a warp makes codes of 8 source columns a lane and sums them down, in registers, over
-// the rows of an output row; then a lane sums these across for an output pixel. Whole numbers, so the order makes no
-// difference. Both methods are the average over an interval of source pixels, that of BILINEAR being one pixel long.
+// result, a few rows at a time. First a warp makes codes of 8 source columns a lane and sums them down, in registers,
+// over the rows of an output row; then a lane sums these across for an output pixel. These are whole numbers, so the
+// order makes no difference. Both methods are the average over an interval of source pixels, that of BILINEAR being
+// one pixel long.
 //
 // NARROW sums down fit 16 bits and weights across fit 8: then numbers go in pairs. Shared memory holds the sums, a row
 // for each output row and channel, then where each column's taps begin, then their weights, then rows of pixels
@@ -37,7 +38,7 @@ __device__ __forceinline__ int touched_inside(const Place& p, int axis, const Ta
     return METHOD == AREA ? touched(p, axis, at) : at.part ? 2 : 1;
 }
 
-// The sums of 8 columns.
+// The sums of 8 columns. (The remainders keep what is not compiled for NARROW, or for others, within bounds.)
 template <bool NARROW>
 struct Sums {
     u32 values[NARROW ? 12 : 24];
@@ -78,11 +79,13 @@ struct Sums {
 template <Method METHOD, bool NARROW>
 struct Down {
     const u8* in;
-    int x, first, end;
+    int x;
 
     __device__ __forceinline__ Down(
         const u8* in, const Source& s, const Place& p, const Tiling& tiling, int x, int first, int end)
-        : in(in), x(x) {}
+        : in(in), x(x)
+    {
+    }
 
     // Every output row on its own.
     __device__ __forceinline__ Sums<NARROW> next(const Source& s, const Place& p, const Tiling& tiling, int d)
@@ -93,7 +96,7 @@ struct Down {
         Cursor cursor(in, s, x, top & ~(ROWS - 1));
         for (int y = top & ~(ROWS - 1); y < bottom; y += ROWS, cursor.go_down(s)) {
             Loaded loaded;
-            cursor.load(s, y, top, bottom, loaded);
+            cursor.load(s, y >= top, y + 1 < bottom, loaded);
             const Chroma chroma = chroma_of(s, loaded);
             for (int r = 0; r < ROWS; r++) {
                 if (y + r < top || y + r >= bottom)
@@ -107,9 +110,9 @@ struct Down {
     }
 };
 
-// By AREA an interval begins where the last one ended, so each source row is converted once: `pairs` are those of the row
-// above y, of which `rest` units are not summed yet. Intervals are one source pixel long or longer; `before` are units
-// above the first.
+// By AREA an interval begins where the last one ended, so each source row is converted once: `pairs` are those of the
+// row above y, of which `rest` units are not summed yet. Intervals are one source pixel long or longer; `before` are
+// units above the first.
 template <bool NARROW>
 struct Down<AREA, NARROW> {
     Cursor cursor;
@@ -127,16 +130,24 @@ struct Down<AREA, NARROW> {
         before = top.part + above * p.pixel[1];
         y = p.source[1] + top.first - above;
         bottom = p.source[1] + last.first + touched(p, 1, last);
-        cursor.load(s, y, NO_TOP, bottom, coming);
+        cursor.load(s, true, y + 1 < bottom, coming);
+    }
+
+    // What comes next, once `coming` is used. (A load that is made in any case, beside its last use, would be scheduled
+    // before it, go to other registers and be waited for at once, to be moved.)
+    __device__ __forceinline__ void load_below(const Source& s)
+    {
+        const int below = y + ROWS - 1;
+        if (y % ROWS == 1 % ROWS && below < bottom) {
+            cursor.go_down(s);
+            cursor.load(s, true, below + 1 < bottom, coming);
+        }
     }
 
     __device__ __forceinline__ void go_on(const Source& s, const Place& p)
     {
         if (y % ROWS == 0) {
             now = coming;
-            cursor.go_down(s);
-            if (y + ROWS < bottom)
-                cursor.load(s, y + ROWS, NO_TOP, bottom, coming);
             chroma = chroma_of(s, now);
         } else {
             now.skip_row();
@@ -146,14 +157,36 @@ struct Down<AREA, NARROW> {
         const u32 skipped = min(before, p.pixel[1]);
         before -= skipped;
         rest = p.pixel[1] - skipped;
+        load_below(s);
+    }
+
+    // The next two rows, where these are of one output row.
+    __device__ __forceinline__ void add_both(const Source& s, const Place& p, Sums<NARROW>& sums)
+    {
+        now = coming;
+        chroma = chroma_of(s, now);
+        pairs_of(s, now, chroma, 0, pairs);
+        sums.add(pairs, p.pixel[1]);
+        y++;
+        load_below(s);
+        now.skip_row();
+        pairs_of(s, now, chroma, 0, pairs);
+        sums.add(pairs, p.pixel[1]);
+        y++;
     }
 
     __device__ __forceinline__ Sums<NARROW> next(const Source& s, const Place& p, const Tiling& tiling, int d)
     {
         Sums<NARROW> sums = {};
         for (u32 missing = p.step[1]; missing;) {
-            if (rest == 0)
+            if (rest == 0) {
+                if (ROWS == 2 && y % ROWS == 0 && missing >= 2 * p.pixel[1] && before == 0) {
+                    add_both(s, p, sums);
+                    missing -= 2 * p.pixel[1];
+                    continue;
+                }
                 go_on(s, p);
+            }
             const u32 weight = min(rest, missing);
             sums.add(pairs, weight);
             missing -= weight, rest -= weight;
@@ -162,8 +195,8 @@ struct Down<AREA, NARROW> {
     }
 };
 
-// Output columns of the tile from `left` on: where their taps begin, from column x0 on, and the weights of `tiling.taps`
-// words. NARROW taps begin at an even column, and four weights stand in a word.
+// Output columns of the tile from `left` on: where their taps begin, from column x0 on, and the weights of
+// `tiling.taps` words. NARROW taps begin at an even column, and four weights stand in a word.
 template <Method METHOD, bool NARROW>
 __device__ __forceinline__ void make_taps(const Place& p, const Tiling& tiling, int left, int x0)
 {
@@ -236,15 +269,16 @@ __device__ __forceinline__ void fill(u8* to, int n, const Target& t, const Place
     __syncwarp();
 }
 
-// What is beside the part of the result: 8 rows a block, one a warp.
+// One warp fills what is beside the part of the result in the y-th of the rows that have a border.
 __device__ __forceinline__ void border(u8* out, const Target& t, const Place& p, int y, u8* row)
 {
     const int left = p.target[0], right = left + p.target[2], top = p.target[1], lane = threadIdx.x;
     if (left == 0 && right == t.width && y >= top)
-        y += p.target[3];  // rows without a border are not counted
+        y += p.target[3];
     if (y >= t.height)
         return;
     const bool whole = y < top || y >= top + p.target[3];
+#pragma unroll 1
     for (int side = 0; side < (whole ? 1 : 2); side++) {
         const int begin = side ? right : 0, end = whole || side ? t.width : left;
         fill(out + y * t.row + (i64)begin * t.column, end - begin, t, p, row, lane);
@@ -287,14 +321,11 @@ __device__ __forceinline__ void resample(
     const int warp = threadIdx.y, lane = threadIdx.x, tile = blockIdx.x, pixels = tiling.pixels + warp * ROW_BYTES;
     in += blockIdx.z * s.picture;
     out += blockIdx.z * t.picture;
-    if (tile >= tiling.tiles) {
-        border(out, t, p, (tile - tiling.tiles) * 8 + warp, &shared<u8>(pixels));
-        return;
-    }
     const int groups = 8 / tiling.parts, deep = tiling.rows;
     const int left = tile % tiling.across * tiling.columns, top = tile / tiling.across * groups * deep;
     const int columns = min(tiling.columns, p.target[2] - left), rows = p.target[3] - top;
-    const Tap begin = inside_tap<METHOD>(p, tiling, 0, left), last = inside_tap<METHOD>(p, tiling, 0, left + columns - 1);
+    const Tap begin = inside_tap<METHOD>(p, tiling, 0, left);
+    const Tap last = inside_tap<METHOD>(p, tiling, 0, left + columns - 1);
     const int x0 = (p.source[0] + begin.first) & ~7;
     const int end = p.source[0] + last.first + touched_inside<METHOD>(p, 0, last);
     const int channel = tiling.parts * 256 * (NARROW ? 2 : 4), runs = (columns + WARP - 1) / WARP;
@@ -303,9 +334,12 @@ __device__ __forceinline__ void resample(
     const bool busy = x0 + i < end && first < rows;
     Down<METHOD, NARROW> down(
         in, s, p, tiling, busy ? x0 + i : x0, top + min(first, rows - 1), top + min(first + deep, rows));
-    out += (p.target[1] + top) * t.row + (i64)(p.target[0] + left) * t.column;
+    u8* part = out + (p.target[1] + top) * t.row + (i64)(p.target[0] + left) * t.column;
     const int first_run = warp % runs, first_group = warp / runs, more_runs = 8 % runs, more_groups = 8 / runs;
     for (int k = 0; k < deep; k++) {
+        // A little of the border at a time, so that memory stores it while others compute.
+        for (int at = (warp - k) & 7; at < tiling.beside; at += 8)
+            border(out, t, p, (tile * deep + k) * tiling.beside + at, &shared<u8>(pixels));
         if (busy && first + k < rows)
             down.next(s, p, tiling, top + first + k)
                 .store(group * 3 * channel + i * (NARROW ? 2 : 4), channel);
@@ -316,7 +350,7 @@ __device__ __forceinline__ void resample(
             const int row = 2 * g * deep + k, x = run * WARP;
             if (2 * g >= groups || row >= rows)
                 break;
-            u8* to = out + row * t.row + x * t.column;
+            u8* to = part + row * t.row + x * t.column;
             put_runs<NARROW>(
                 {to, to + deep * t.row}, 2 * g + 1 < groups && row + deep < rows, 2 * g * 3 * channel, channel, t,
                 tiling, x, min(WARP, columns - x), pixels);

@@ -2,11 +2,9 @@
 // aligned to 16 bytes, or RGB pictures without gaps, aligned to 8 bytes. Compiled for each SAMPLE (u8 or u16),
 // CHROMA_W_SHIFT and CHROMA_H_SHIFT, or for IMAGES. x is a multiple of 8, of the lying picture.
 //
-// A cursor loads what ROWS rows from y on (a multiple of ROWS) are made of, and only loads: to load the next rows before
-// the last ones are used hides the way to memory. Rows that are not from `top` to before `bottom` are not read, and some
-// other row is there instead. `chroma_of` is what these rows share.
-
-const int NO_TOP = -1 << 30;
+// A cursor loads what ROWS rows from y on (a multiple of ROWS) are made of, and only loads: to load the next rows
+// before the last ones are used hides the way to memory. Of two rows it reads those that are wanted, and one of them
+// twice otherwise. `chroma_of` is what the rows share.
 
 template <int WORDS>
 __device__ __forceinline__ void load_words(const u8* from, u32 (&words)[WORDS])
@@ -43,9 +41,11 @@ struct Cursor {
     const u8* at;
 
     __device__ __forceinline__ Cursor(const u8* in, const Source& s, int x, int y)
-        : at(in + (s.origin[0] + y * s.down + x * 3)) {}
+        : at(in + (s.origin[0] + y * s.down + x * 3))
+    {
+    }
 
-    __device__ __forceinline__ void load(const Source& s, int y, int top, int bottom, Loaded& to) const
+    __device__ __forceinline__ void load(const Source& s, bool first, bool second, Loaded& to) const
     {
         load_words(at, to.words);
     }
@@ -124,49 +124,42 @@ __device__ __forceinline__ int unpacked(const u32 (&words)[WORDS], int i)
 
 // Where rows are loaded from, going down ROWS at a time; y is that of the first.
 struct Cursor {
-    const u8 *luma, *u, *v;
+    const u8 *luma, *chroma;
 
     __device__ __forceinline__ Cursor(const u8* in, const Source& s, int x, int y)
+        : luma(in + (s.luma + y * s.luma_pitch + x * (int)sizeof(SAMPLE))),
+          chroma(in + (s.origin[1] + (y >> CHROMA_H_SHIFT) * s.chroma_pitch + (x >> CHROMA_W_SHIFT) * s.chroma_step))
     {
-        const u8* at = in + (i64)(y >> CHROMA_H_SHIFT) * s.chroma_pitch + (x >> CHROMA_W_SHIFT) * s.chroma_step;
-        luma = in + s.luma + (i64)y * s.luma_pitch + x * (int)sizeof(SAMPLE);
-        u = at + s.origin[1], v = at + s.origin[2];
-        if (s.chroma_step != sizeof(SAMPLE))
-            u = v = u < v ? u : v;  // U and V by turns, or V and U
     }
 
-    __device__ __forceinline__ void load(const Source& s, int y, int top, int bottom, Loaded& to) const
+    __device__ __forceinline__ void load(const Source& s, bool first, bool second, Loaded& to) const
     {
         for (int r = 0; r < ROWS; r++)
-            load_words(luma + ((r ? y + r < bottom : ROWS > 1 && y < top) ? s.luma_pitch : 0), to.luma[r]);
+            load_words(luma + ((r ? second : ROWS > 1 && !first) ? s.luma_pitch : 0), to.luma[r]);
+        const int v = s.origin[2] - s.origin[1];
         if (s.chroma_step == sizeof(SAMPLE)) {
             u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
-            load_words(u, us);
-            load_words(v, vs);
+            load_words(chroma, us);
+            load_words(chroma + v, vs);
             for (int i = 0; i < CHROMA_WORDS; i++)
                 to.chroma[2 * i] = us[i], to.chroma[2 * i + 1] = vs[i];
-        } else {
-            load_words(u, to.chroma);
+        } else {  // U and V by turns, or V and U
+            load_words(chroma + min(v, 0), to.chroma);
         }
     }
 
     __device__ __forceinline__ void go_down(const Source& s)
     {
-        luma += ROWS * s.luma_pitch, u += s.chroma_pitch, v += s.chroma_pitch;
+        luma += ROWS * s.luma_pitch, chroma += s.chroma_pitch;
     }
 };
 
 __device__ __forceinline__ Chroma chroma_of(const Source& s, const Loaded& from)
 {
-    // Words of U and V by turns, or every other sample.
-    const bool planar = s.chroma_step == sizeof(SAMPLE), swapped = s.origin[2] < s.origin[1];
-    const u32 first = planar ? 0x3210 : sizeof(SAMPLE) == 1 ? 0x6420 : 0x5410;
-    const u32 second = planar ? 0x7654 : sizeof(SAMPLE) == 1 ? 0x7531 : 0x7632;
-    const u32 take_u = !planar && swapped ? second : first, take_v = !planar && swapped ? first : second;
     u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
     for (int i = 0; i < CHROMA_WORDS; i++) {
-        us[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], take_u);
-        vs[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], take_v);
+        us[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], s.take[0]);
+        vs[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], s.take[1]);
     }
     Chroma to;
     for (int p = 0; p < PAIRS; p++)

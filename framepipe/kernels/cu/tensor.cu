@@ -129,7 +129,7 @@ __device__ __forceinline__ void tensor(const u8* in, u8* out, const Source& s, c
     for (int y = (blockIdx.y * 8 + threadIdx.y) * ROWS; y < s.height; y += gridDim.y * 8 * ROWS) {
         if (x < s.width) {
             Loaded loaded;
-            Cursor(in, s, x, y).load(s, y, NO_TOP, s.height, loaded);
+            Cursor(in, s, x, y).load(s, true, y + 1 < s.height, loaded);
             const Chroma chroma = chroma_of(s, loaded);
             for (int r = 0; r < ROWS; r++)
                 keep<PLANAR>(s, loaded, chroma, r, memory + r * PITCH, lane);
