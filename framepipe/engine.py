@@ -65,6 +65,7 @@ class Engine:
         self.fillers.latest_chain = lambda: self.runner.chain
         self.error: BaseException | None = None
         self.stopping = False
+        self.abandoned = False
         self.finished = threading.Event()
         self.started_s = 0.0
         self.seconds = 0.0
@@ -110,6 +111,8 @@ class Engine:
     def stop(self) -> None:
         """End soon: what is in flight is still delivered, the rest dropped. Any thread, signal handlers too."""
         self.stopping = True
+        if self.finished.is_set():
+            return
         self._halt()
         if self.delivery is not None:
             self.delivery.stop()
@@ -136,8 +139,9 @@ class Engine:
         """In a process that was forked off meanwhile: its threads stayed behind, so nothing more comes."""
         if self.finished.is_set():
             return
-        # Locks are as some thread of the other process held them: new ones.
+        # Locks are as some thread of the other process held them: new ones, and no use of those of pool and device.
         self._lock, self.finished = threading.RLock(), threading.Event()
+        self.abandoned = True
         self.error = FramepipeError(
             f"{self.name} runs in the process that this one was forked from; run a pipeline of its own here, in a "
             "process that multiprocessing.get_context('spawn') started"

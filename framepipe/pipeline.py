@@ -348,6 +348,8 @@ class Pipeline:
 
     def _conclude(self, engine: Engine) -> RunReport:
         with self._lock:
+            if self.report is None and engine.abandoned:
+                self.report = RunReport(exit="failed", error=str(engine.error), fps=None)
             if self.report is None:
                 assert self._summary is not None
                 if engine.delivery is not None:

@@ -233,9 +233,10 @@ def test_b71_no_more_threads_than_the_budget(clip, sources, decode):
         nonlocal most
         most = max(most, os_threads())
 
-    inputs = [File(uri=str(clip), name=str(number), decode=decode, loop=3) for number in range(sources)]
+    loop = 1 if decode == "frame" else 3  # the threads of a round before end with it, and do nothing meanwhile
+    inputs = [File(uri=str(clip), name=str(number), decode=decode, loop=loop) for number in range(sources)]
     with Pipeline(inputs, ["rgb"], [look], device="cpu", threads=2) as pipeline:
-        assert pipeline.run().frames["delivered"] == 180 * sources
+        assert pipeline.run().frames["delivered"] == 60 * loop * sources
     frame_threads = 2 if decode == "frame" else 0
     assert most - base <= 2 + 3 + frame_threads
 
