@@ -9,7 +9,7 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -150,6 +150,8 @@ def closing_words(report: Mapping[str, Any], error: BaseException | None = None)
     if frames and not nothing:
         yield _headline(report, frames)
         yield from _losses(frames)
+        if len(report["sources"]) > 1:
+            yield from _each(report["sources"])
     if device and not nothing:
         for label, text in _table(report):
             yield from _row(label, text)
@@ -218,6 +220,26 @@ def _headline(report: Mapping[str, Any], frames: Mapping[str, Any]) -> str:
     return f"{report['exit']}: {frames['delivered']} frames {of} in {format_seconds(report['seconds'])}{fps}"
 
 
+def _each(sources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A row for each source: its name, frames delivered, status, and what there was about it, by name."""
+    width = min(32, max(len(source["name"]) for source in sources))
+    for source in sources:
+        odd = [f"{count} {name}" for name, count in (source.get("counters") or {}).items()]
+        if source.get("packet_errors"):
+            odd.append(_damaged(source["packet_errors"]))
+        notes = f"  {', '.join(odd)}" if odd else ""
+        unit = "frame " if source["delivered"] == 1 else "frames"
+        yield f"  {_short(source['name'], width):<{width}} {source['delivered']:>7} {unit}  {source['status']}{notes}"
+
+
+def _short(name: str, width: int) -> str:
+    return name if len(name) <= width else f"{name[: width - 1]}…"
+
+
+def _damaged(count: int) -> str:
+    return f"{count} damaged packet{'' if count == 1 else 's'}"
+
+
 def _losses(frames: Mapping[str, Any]) -> Iterator[str]:
     parts = [
         f"{sum(frames[kind].values())} {kind} ({_reasons(frames[kind])})"
@@ -225,7 +247,7 @@ def _losses(frames: Mapping[str, Any]) -> Iterator[str]:
         if frames.get(kind)
     ]
     if frames.get("packet_errors"):
-        parts.append(f"{frames['packet_errors']} damaged packet{'' if frames['packet_errors'] == 1 else 's'}")
+        parts.append(_damaged(frames["packet_errors"]))
     if parts:
         yield f"decoded {frames['decoded']}: {', '.join(parts)}"
 

@@ -438,13 +438,28 @@ def test_a_word_longer_than_a_row_stays_whole():
 
 
 def test_the_closing_words_name_sources_that_failed_once():
-    sources = [{"name": "a", "error": "a.mp4: no such file"}, {"name": "b", "error": None}]
+    sources = [
+        {"name": "a", "error": "a.mp4: no such file", "delivered": 0, "status": "failed"},
+        {"name": "b", "error": None, "delivered": 50, "status": "complete"},
+    ]
     words = list(_cli_run.closing_words(report_of(sources=sources)))
     assert words[0].startswith("incomplete: 50 frames of 2 sources")
     assert "source a: a.mp4: no such file" in words
     assert "source a" not in "".join(
         _cli_run.closing_words(report_of(sources=sources), SourceError("a.mp4: no such file"))
     )
+
+
+def test_of_several_sources_each_has_a_row():
+    sources = [
+        {"name": "door", "delivered": 1, "status": "incomplete", "packet_errors": 2, "counters": {"backward": 3}},
+        {"name": "a-name-that-is-much-too-long-for-a-row", "delivered": 50, "status": "complete", "counters": {}},
+    ]
+    words = list(_cli_run.closing_words(report_of(sources=sources, warnings=[], sinks={})))
+    assert words[2:4] == [
+        "  door                                   1 frame   incomplete  3 backward, 2 damaged packets",
+        "  a-name-that-is-much-too-long-fo…      50 frames  complete",
+    ]
 
 
 def test_of_a_run_that_delivered_nothing_the_error_is_all_there_is_to_say():
