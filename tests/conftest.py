@@ -88,6 +88,13 @@ def clip(clips: Path) -> Path:
     return clips / "a.mp4"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _only_what_is_new_is_collected() -> None:
+    """Many tests collect garbage to see whether something is left, and would look through all of pytest's each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _auto_is_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with a GPU, too: tests of it are marked ``gpu`` and name it; for the others ``auto`` is the CPU."""
