@@ -14,26 +14,41 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+_NAME = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
 
 @contextmanager
 def current(number: int) -> Iterator[None]:
     """GPU ``number`` in the calling thread, with its primary context, and then what was there before."""
-    driver = _driver()
-    if driver is None or driver.cuCtxPushCurrent_v2(_context(number)):
+    stack = _stack()
+    if stack is None or stack[0](_context(number)):
         with importlib.import_module("cupy").cuda.Device(number):  # or raises what is wrong
             yield
         return
     try:
         yield
     finally:
-        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        stack[1](ctypes.byref(ctypes.c_void_p()))
+
+
+@cache
+def _stack() -> tuple[Any, Any] | None:
+    """How to push a context and to pop it.
+
+    With the interpreter lock held: both touch what is the thread's own and take no time, and every frame that is let go
+    needs them, so that letting go of the lock would cost it two waits for getting it back.
+    """
+    if _driver() is None:
+        return None
+    quick = ctypes.PyDLL(_NAME)
+    return quick.cuCtxPushCurrent_v2, quick.cuCtxPopCurrent_v2
 
 
 @cache
 def _driver() -> Any:
     """The driver's library, or None where it has another name than usual."""
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        driver = ctypes.CDLL(_NAME)
     except OSError:
         return None
     return None if driver.cuInit(0) else driver
