@@ -99,11 +99,15 @@ class CopyThreads:
     def __init__(self, count: int, name: str = "framepipe-copy") -> None:
         self.count = count
         self._jobs: SimpleQueue[tuple[Callable[[], None], SimpleQueue[BaseException | None]] | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(count - 1)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        for number in range(count - 1):
+            thread = threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread left
+                self.close()
+                raise
+            self._threads.append(thread)
 
     def run(self, parts: Sequence[Callable[[], None]]) -> None:
         """Do every part and return when all are done. Any thread; raises the first error of one."""

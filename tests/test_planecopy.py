@@ -298,3 +298,17 @@ def test_copy_threads_raise_what_a_part_raises_once_all_are_done():
     assert sorted(done) == [1, 2]
     threads.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("framepipe-copy")]
+
+
+def test_copy_threads_that_cannot_all_be_started_leave_none(monkeypatch):
+    plain = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "framepipe-copy-2":
+            raise RuntimeError("can't start new thread")
+        plain(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="new thread"):
+        planecopy.CopyThreads(5)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("framepipe-copy")]
