@@ -9,9 +9,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from framepipe import pagelock
 from framepipe.memory import PAGE
 from framepipe.probe import fit
-from framepipe.probe._host_blocks import Block, RefusedError, memlock_bytes
+from framepipe.probe._host_blocks import Block, RefusedError
 from framepipe.probe._pinned_cell import Tell, makers_of
 from framepipe.probe._pool import Pooled, Unpooled
 from framepipe.probe.counters import REAL, Clock, Counters, Row, difference, open_counters
@@ -40,7 +41,7 @@ def run(request: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
 
 def budget_nbytes(kind: str) -> int:
     """How much a cell holds at most, kept blocks included: of locked memory no more than the process may lock."""
-    limit = memlock_bytes() if kind == "mlock" else None
+    limit = pagelock.limit_bytes() if kind == "mlock" else None
     return BUDGET_NBYTES if limit is None else min(BUDGET_NBYTES, limit)
 
 

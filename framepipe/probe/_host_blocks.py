@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from framepipe import pagelock
 from framepipe.memory import PAGE
 
 
@@ -118,19 +119,9 @@ def _call(name: str, address: int | None, nbytes: int) -> None:
 
 
 def _refused(call: str, code: int) -> RefusedError:
-    limit = memlock_bytes()
+    limit = pagelock.limit_bytes()
     more = f"; RLIMIT_MEMLOCK is {limit} bytes" if call == "mlock" and limit is not None else ""
     return RefusedError(call, code, errno.errorcode.get(code, "unknown"), f"{os.strerror(code)}{more}")
-
-
-def memlock_bytes() -> int | None:
-    """How much this process may lock by itself; None without a limit, and where there is no such limit to ask for."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else int(soft)
 
 
 BLOCKS: dict[str, Callable[[int], Block]] = {"control": Nothing, "pageable": Pageable, "mlock": Locked}
