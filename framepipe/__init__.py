@@ -9,13 +9,14 @@ The way of a frame
     decode pool     as many threads as the budget says. One demuxer a source cuts packets into segments at key frames
          |          where the container allows it; a worker takes the next segment, decodes it (without the GIL) and
          |          holds its frames, bounded in bytes, until it is the segment's turn. Sources keep their order.
-    filler thread   takes frames of the source that holds least, forms a batch, waits for the slot's fence outside any
-         |          lock and fills the slot of the ring.
+    filling         a frame at a time, of the source that holds least, gets the next place in a slot of the ring; who
+         |          took it waits for the slot's fence and copies it, outside any lock. Filler threads do so, and
+         |          where there are several sources the decoding threads, behind what they decoded.
     runner thread   enqueues only: the upload on the copy stream, then the stages on the compute stream, then the
-         |          copy back of small results. Up to `depth` batches are in flight. Gives the slot back with its
-         |          fence.
-    sink thread     waits for the oldest batch, lets stages collect, reads back what sinks want, writes to the sinks
-         |          and puts frames into a bounded queue.
+         |          copy back of small results and of what sinks want on the host. Up to `depth` batches are in
+         |          flight. Gives the slot back with its fence.
+    sink thread     waits for the oldest batch, lets stages collect, writes to the sinks and puts frames into a
+         |          bounded queue.
     caller          run(), for and async for wait in short slices, so that Ctrl-C works on every system.
 
 The unit of flow is a `Batch`: pictures of one `FrameSpec` in one slot, from one or several sources. A sink or a user
@@ -35,7 +36,8 @@ What is always true
 4. The books balance, in frames: decoded = skipped + dropped + filtered + failed + delivered. A source drops nothing
    unless asked to (``drop``) or the run is stopped. Damaged packets are counted apart: they never became frames.
 5. Every resource has one owner, which closes it, in reverse order of opening, once the streams are idle. Closing twice
-   is harmless and use after it raises. Threads end by being told; each has a name and is joined.
+   is harmless and use after it raises. Threads end by being told; each has a name and is joined, but for one that is
+   stuck in a read from a network: it is left to its time-out, and then closes what it opened.
 6. The same pipeline gives the same results on every device with ``accuracy: exact``. ``simulated`` defers every
    launch until somebody waits, poisons what is freed, and raises `HazardError` where no event orders two accesses.
 7. A configuration is checked whole before anything is opened or written. Files appear under their name when they are
