@@ -19,6 +19,7 @@ from framepipe.pipeline import Pipeline
 from framepipe.ring import Ring
 from framepipe.stages.rgb import Rgb
 from framepipe.staging.pooled import Pooled
+from framepipe.testing import FrameList, pattern_frames
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -483,3 +484,34 @@ def test_sources_that_hold_as_little_are_served_in_turn():
     assert "s2" not in [pool.take(0)[0].name for _ in range(5)]
     pool.stop()
     pool.join()
+
+
+def copying() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("framepipe-copy")]
+
+
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+def test_copy_threads_begin_with_the_first_picture_and_end_with_the_run(device):
+    seen: list[int] = []
+    source = FrameList(name="large", frames=pattern_frames(6, 1280, 1024))
+    staging = {"strategy": "pooled", "copy_threads": 3, "fillers": 2}
+    with Pipeline(
+        [source], [], [lambda frame: seen.append(len(copying()))], device=device, staging=staging
+    ) as pipeline:
+        pipeline.run()
+    assert seen == [2] * 6 and not copying()
+
+
+def test_a_strategy_that_fails_to_open_leaves_no_copy_threads(monkeypatch):
+    plain = Pooled.open
+
+    def fail(self: Any, *given: Any) -> None:
+        plain(self, *given)
+        raise Boom("opening")
+
+    monkeypatch.setattr(Pooled, "open", fail)
+    source = FrameList(name="large", frames=pattern_frames(1, 1280, 1024))
+    with Pipeline([source], device="cpu", staging={"strategy": "pooled", "copy_threads": 3}) as pipeline:
+        with pytest.raises(Boom):
+            pipeline.run()
+    assert not copying()

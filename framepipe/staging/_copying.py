@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,8 @@ class CopyingStager(Stager):
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         super().open(device, slots, batch, depth)
         self.shares_memory = device.host_shared
-        self.together = CopyThreads(self.copy_threads) if self.copy_threads > 1 else None
+        self.together: CopyThreads | None = None  # begun with the first picture: opening may still fail
+        self._beginning = threading.Lock()  # guards making it
         self.halves: list[Any] = [None] * depth
         self.half_nbytes = 0
         self.targets: dict[tuple[int, int, int], Any] = {}
@@ -45,6 +47,9 @@ class CopyingStager(Stager):
         room = slot.rooms.get(spec)
         if room is None:
             room = slot.rooms[spec] = PlaneCopy(slot.memory, spec)
+        if self.copy_threads > 1 and self.together is None:
+            with self._beginning:
+                self.together = self.together or CopyThreads(self.copy_threads)
         with self.timed("copy"):
             room.put(i, frame, self.together)
 
