@@ -1,8 +1,6 @@
 """``python -m framepipe``."""
 
-import sys
-
-from framepipe.cli import main
+from framepipe.cli import end
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end()

@@ -6,16 +6,17 @@ Exit status: 0 complete, 1 failed while running, 2 wrong usage or configuration,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from framepipe import __version__, _cli_probe
+from framepipe import __version__, _cli_probe, reading
 from framepipe.errors import ConfigError, FramepipeError
 from framepipe.redact import redact
 
@@ -380,6 +381,17 @@ def main(argv: Iterable[str] | None = None) -> int:
         _show_error(error)
         return int(getattr(error, "exit_code", 1))
     return code if isinstance(code, int) else 0
+
+
+def end() -> NoReturn:
+    """Run the command line and end the process with its exit status, whatever a thread may still be reading."""
+    code = main()
+    if reading.stuck():  # its time-out may be a minute; there is nothing of ours that is not closed by now
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _silence_stdout() -> None:

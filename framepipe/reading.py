@@ -2,7 +2,9 @@
 
 Nothing from outside ends a read that FFmpeg is in. So what comes from a network is read by a thread that nobody has to
 wait for: whoever wants packets looks several times a second whether the pipeline stops, and how long nothing has come.
-A thread that is stuck is left to itself; FFmpeg's own time-out ends it, and it then closes what it opened.
+A thread that is stuck is left to itself; FFmpeg's own time-out ends it, and it then closes what it opened. Until then
+the interpreter must not be taken down around it, which would crash it inside FFmpeg: Python waits for such a thread as
+for any other, unless the process ends at once (`stuck`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,12 @@ _PACKETS = 64
 _GRACE_S = 0.5
 """So much later than FFmpeg, which may know more of the reason, we say ourselves that the time is over."""
 _JOIN_S = 0.3
+_THREAD = "framepipe-read-"
+
+
+def stuck() -> bool:
+    """Whether a thread is still in a read that nobody waits for: the interpreter's end would wait for it."""
+    return any(thread.name.startswith(_THREAD) for thread in threading.enumerate())
 
 
 class PatientFile:
@@ -100,7 +108,7 @@ class Reader:
         self._wanted: Queue[Any] = Queue()  # the stream whose packets are to be read, or None: nobody reads
         self._closing = threading.Event()
         self._told_s = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"framepipe-read-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{_THREAD}{name}", daemon=False)
 
     def open(self) -> Any:
         """The opened container. Raises what ``open`` raised, TimeoutError once the time is over, or `Stopped`."""

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -38,6 +39,7 @@ pytestmark = pytest.mark.usefixtures("a_module_leaves_nothing_behind")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX only")
 TIMEOUT_S = 0.5
 SECRET = "s3cr3t-Pw"
+ROOT = str(Path(cli.__file__).parents[1])
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +185,34 @@ def test_b62_ctrl_c_ends_the_process(scheme, tmp_path, monkeypatch):
             code, err = ended(process)
     assert code == 130, err
     assert json.loads(Path("r.json").read_text(encoding="utf-8"))["exit"] == "stopped"
+
+
+def test_b62_the_interpreter_waits_for_a_read_that_nobody_waits_for():
+    """Taken down around FFmpeg it would now and then crash: an embedding program ends with the read, and well."""
+    code = (
+        "import sys, threading\n"
+        "from framepipe.pipeline import Pipeline\n"
+        "from framepipe.sources.file import File\n"
+        "pipeline = Pipeline([File(uri=sys.argv[1], timeout_s=60.0)], [], ['discard'], device='cpu')\n"
+        "threading.Thread(target=lambda: (sys.stdin.readline(), pipeline.stop())).start()\n"
+        "with pipeline:\n"
+        "    pipeline.run()\n"
+        "print([thread.daemon for thread in threading.enumerate() if 'framepipe-' in thread.name], flush=True)\n"
+    )
+    with socket.create_server((servers.HOST, 0)) as server:
+        server.settimeout(30)
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, address("rtsp", server.getsockname()[1])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": ROOT},
+        )
+        with child, server.accept()[0]:
+            assert child.stdin is not None and child.stdout is not None
+            child.stdin.write(b"stop\n")
+            child.stdin.flush()
+            assert child.stdout.readline() == b"[False]\n"
+    assert child.returncode == 0
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])

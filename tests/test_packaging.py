@@ -68,7 +68,7 @@ def test_the_wheel_says_what_it_is(wheel):
     assert "Requires-Python: >=3.11" in metadata
     assert (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[0] in metadata
     scripts = wheel.read(f"framepipe-{framepipe.__version__}.dist-info/entry_points.txt").decode()
-    assert "framepipe = framepipe.cli:main" in scripts
+    assert "framepipe = framepipe.cli:end" in scripts
 
 
 def test_one_version():
