@@ -23,7 +23,8 @@ The unit of flow is a `Batch`: pictures of one `FrameSpec` in one slot, from one
 sees one `Frame` a picture. Planes travel as they were decoded (4:2:0 is 1.5 bytes a pixel against 3 for RGB) and are
 converted on the device. Where host and device are one (``cpu``) the default staging is ``direct``: the decoder's own
 frames travel, read-only, since a copy would buy nothing. A frame that does not fit its slot commits the partial batch
-and plans anew; what a stage remembers is a source's own and is dropped when the source changes its spec.
+and plans anew; what a stage remembers is a source's own and is dropped when the source changes its spec in
+more than the shape of pixels.
 
 What is always true
 -------------------
@@ -66,25 +67,33 @@ Imports go down only. Modules of one row that ``|`` separates know nothing of ea
 
 =========  ===========================================================================================================
 commands   cli __main__ _cli_*
+diagnosis  doctor/
 measuring  bench/ | probe/
-tools      config _entries _parameters _schema _tree _yaml | doctor | shipped | testing _testing_streams
-pipeline   pipeline parts summary findings
-machinery  engine running delivering filling decode decoding chain | sources/ | stages/ | sinks/ | staging/
+tools      config _entries _parameters _schema _tree _yaml | plan planned | shipped | testing _testing_streams
+pipeline   pipeline alive guarding fitting parts summary findings
+machinery  engine running tokens delivering filling decode decoding preview | sources/ | stages/ | sinks/ | staging/
+planning   chain budget limits
 inputs     container feed reading retake filtergraph streams timestamps
-contracts  source stage sink stager
+contracts  source stage sink stager | guard/ | holdings
 below      kernels/ | planecopy | ring | telemetry/
 values     frame framespec pixfmt | report
 devices    device/
-ground     errors registry tracing | memory | pagelock | redact | units
+models     memory_models/
+ground     errors registry tracing | memory tiers | ledger | pagelock | redact | units | hardware
 =========  ===========================================================================================================
 
-``cli`` alone prints and handles signals. ``config`` turns YAML into components, ``parts`` does so with names and
-paths. ``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding``), ``filling``, ``running`` and
+``cli`` alone prints and handles signals. ``config`` turns YAML into components, ``parts`` does so with names and paths.
+``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding``), ``filling``, ``running`` and
 ``delivering``; ``chain`` plans the stages. ``container`` opens inputs and cuts packets, ``streams`` chooses among what
 they hold, ``reading`` waits for networks and pipes, ``retake`` is for tails that frame threads lose, ``filtergraph``
 readies odd pictures, ``timestamps`` tells when they show, ``feed`` keeps the books of a source and ``findings`` words
-what was odd, ``ring`` hands slots round, ``memory`` counts every byte, ``pagelock`` is the system's own page-locking,
-``telemetry`` reads what the system counts. ``bench`` measures pipelines, each in a child process.
+what was odd, ``ring`` hands slots round, ``memory`` makes blocks, ``ledger`` counts every byte and who asked for it,
+``tiers`` are the pools of host memory, ``holdings`` tells of both at the end, ``pagelock`` is the system's own
+page-locking, ``telemetry`` reads what the system counts, ``memory_models`` are what the memory of the simulated device
+may be like (see ``device/modelled``). ``guard`` decides what to do about little memory, ``guarding`` does it to an
+engine, with ``tokens`` that are held back. ``budget`` works out what memory is needed and ``limits`` what there is: for
+``fitting``, as a pipeline opens, and for ``plan``, by the first pictures that ``preview`` gets. ``bench`` measures
+pipelines, each in a child process; ``doctor`` examines the machine, with the probes for what has to be measured.
 
 Arrays are (height, width, ...), configuration has width before height. Boxes are ``x1, y1, x2, y2`` in pixels of the
 upright source picture, whatever resize came between. Names carry units: ``_s``, ``_ms``, ``nbytes``.

@@ -28,7 +28,7 @@ def lines(found: Comparison) -> Iterator[str]:
     yield ", ".join(
         f"{found.count(verdict)} {verdict}" for verdict in _ORDER if found.count(verdict) or verdict == WORSE
     )
-    rule = "repeats decide what is noise" if found.kind == "bench" else "single runs: their noise is not known"
+    rule = "single runs: their noise is not known" if found.kind == "run" else "repeats decide what is noise"
     yield f"tolerance {found.tolerance * 100:g} %; {rule}"
 
 
@@ -45,7 +45,7 @@ def _figure(measure: str, value: float | None) -> str:
     if value is None:
         return "none"
     if "bytes" in measure:
-        return format_bytes(value)
+        return f"{format_bytes(value)}/s" if measure.endswith("_per_s") else format_bytes(value)
     return f"{value:.4g} ms" if measure.endswith("_ms") else f"{value:.4g} {measure}"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from framepipe import registry
 from framepipe.device.select import choose
 from framepipe.errors import ConfigError
+from framepipe.memory_models import table
 
 DEVICES = {
     "auto": "The GPU where there is one that works, the CPU otherwise.",
@@ -25,10 +26,23 @@ def lines(kind: str | None) -> Iterator[str]:
     for each in (kind,) if kind else KINDS:
         if not kind:
             yield f"{each}:"
-        found = DEVICES if each == "devices" else {name: _first_line(each, name) for name in registry.names(each)}
+        found = _devices() if each == "devices" else {name: _first_line(each, name) for name in registry.names(each)}
         width = max(map(len, found), default=0)
         for name, text in found.items():
             yield f"{'' if kind else '  '}{name:{width}}  {text}".rstrip()
+
+
+def _devices() -> dict[str, str]:
+    models = {f"simulated:{name}": f"{_summary(table.find(name))} Keys: {_keys(name)}." for name in table.NAMES}
+    return {**DEVICES, **models}
+
+
+def _keys(name: str) -> str:
+    return ", ".join(table.defaults(name))
+
+
+def _summary(cls: type) -> str:
+    return " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
 
 
 def _first_line(kind: str, name: str) -> str:
@@ -36,6 +50,6 @@ def _first_line(kind: str, name: str) -> str:
         cls = registry.find(kind, name)
     except Exception as error:  # whatever the module of somebody else raises
         return f"(cannot be imported: {type(error).__name__}: {error})"
-    text = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
+    text = _summary(cls)
     missing = cls.missing(choose("auto").kind) if kind == "staging" else None
     return f"{text} (Not here: {missing}.)" if missing else text

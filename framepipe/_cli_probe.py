@@ -69,8 +69,8 @@ def pinned(
     Kinds: control, default, write_combined, mapped, portable, registered, device, pageable, mlock.
     """
     from framepipe import _cli_probe_table as tables
+    from framepipe.guard.waiting import Patience
     from framepipe.probe import pinned as probing
-    from framepipe.probe.counters import Patience
 
     asked = _sizes(sizes, 10**6)
 

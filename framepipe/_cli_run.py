@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import sys
@@ -33,6 +34,9 @@ _WORDS = {
 }
 """What held everything up, and what to change."""
 _FILES_SHOWN = 8
+_OWNERS_SHOWN = 4
+_UNHEARD = logging.NullHandler()
+"""Without a handler Python would print what `Pipeline.run` tells of as well."""
 _LABEL = 14
 _WIDTH = 80
 
@@ -77,6 +81,7 @@ def _show_cursor() -> None:
 def execute(pipeline: Pipeline, progress: Silent, interrupt: Interrupt) -> tuple[Exception | None, int]:
     """Run to the end, or until ``interrupt`` stops it. The error if there was one, and the exit status."""
     error: Exception | None = None
+    logging.getLogger("framepipe").addHandler(_UNHEARD)
     try:
         with progress, pipeline:
             pipeline.run(progress=progress.show, tell=progress.tell)
@@ -88,6 +93,19 @@ def execute(pipeline: Pipeline, progress: Silent, interrupt: Interrupt) -> tuple
     if interrupt.code is not None and ended != "complete":
         return None, interrupt.code
     return None, _EXIT[ended]
+
+
+def log_cuda(name: str) -> None:
+    """Have the CUDA driver log to a file, or to ``stdout`` or ``stderr``, from its initialisation on (CUDA_LOG_FILE).
+
+    It logs errors only, from CUDA 12.9 on. Must be called before CUDA is in use. Raises `ConfigError` for a folder.
+    """
+    if name not in ("stdout", "stderr"):
+        path = Path(name).absolute()
+        if path.is_dir() or not path.parent.is_dir():
+            raise ConfigError(f"--cuda-log {name}: {'is a folder' if path.is_dir() else 'there is no such folder'}")
+        name = str(path)
+    os.environ["CUDA_LOG_FILE"] = name
 
 
 class ReportFile:
@@ -178,12 +196,40 @@ def _table(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         uploaded, rate = report["upload"].get("bytes"), report["upload"].get("bytes_per_s")
         if uploaded is not None:
             yield "upload", f"{format_bytes(uploaded)}{f' ({format_bytes(rate)}/s)' if rate is not None else ''}"
-        count = memory["pinned_allocations"]
-        yield "page-locked", f"{format_bytes(memory['pinned_bytes'])} in {count} allocation{'' if count == 1 else 's'}"
+        yield "page-locked", _page_locked(memory)
         if text := _video_memory(memory):
             yield "video memory", text
+    if report.get("guard"):
+        yield "guard", _guard(report["guard"])
     if report["bottleneck"]:
         yield "bottleneck", _WORDS.get(report["bottleneck"], report["bottleneck"])
+
+
+def _guard(guard: Mapping[str, Any]) -> str:
+    """How little was free, by which count, and how often something was done about it."""
+    least = guard.get("least")
+    if least is None:
+        return "nothing here tells how much memory is free"
+    of = f" of {format_bytes(least['total'])}" if least["total"] is not None else ""
+    times, decisions = guard["episodes"], guard["decisions"]
+    low = f"low {times} time{'' if times == 1 else 's'}" if times else f"never below {guard['low']}"
+    made = f", {decisions} decision{'' if decisions == 1 else 's'}" if decisions else ""
+    return f"{format_bytes(least['free'])}{of} free at the lowest ({least['source']}), {low}{made}"
+
+
+def _page_locked(memory: Mapping[str, Any]) -> str:
+    """How much and how often, and where there are several who page-locked, who did."""
+    count = memory["pinned_allocations"]
+    text = f"{format_bytes(memory['pinned_bytes'])} in {count} allocation{'' if count == 1 else 's'}"
+    peaks: dict[str, int] = {}
+    for pin in memory.get("pins") or ():
+        peaks[pin["owner"]] = peaks.get(pin["owner"], 0) + pin["peak_bytes"]
+    if len(peaks) < 2:
+        return text
+    most = sorted(peaks.items(), key=lambda item: -item[1])
+    shown = [f"{owner} {format_bytes(nbytes)}" for owner, nbytes in most[:_OWNERS_SHOWN]]
+    more = [f"{len(most) - _OWNERS_SHOWN} more"] if len(most) > _OWNERS_SHOWN else []
+    return f"{text}: {', '.join([*shown, *more])}"
 
 
 def _video_memory(memory: Mapping[str, Any]) -> str:
@@ -193,7 +239,8 @@ def _video_memory(memory: Mapping[str, Any]) -> str:
     for reading in memory.get("vram") or ():
         free = [f"{format_bytes(reading[key])} {when}" for key, when in names.items() if reading.get(key) is not None]
         if free:
-            parts.append(f"free {', '.join(free)}")
+            modelled = f" (modelled: {reading['source'].removeprefix('model ')})" if reading.get("modelled") else ""
+            parts.append(f"free {', '.join(free)}{modelled}")
             break
     return "; ".join(parts)
 

@@ -18,6 +18,7 @@ from framepipe._parameters import Parameter, nearest, parameters, read
 from framepipe._tree import Tree, ids, is_id
 from framepipe._yaml import Key
 from framepipe.errors import ConfigError
+from framepipe.frame import PICTURE
 
 _CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SINGULAR = {"sources": "source", "stages": "stage", "sinks": "sink"}
@@ -188,7 +189,7 @@ class Builder:
         value, wrong = read(parameter, entry.values[parameter.name], lambda inner: self.tree.raw(key + inner))
         if not wrong and parameter.is_path:
             wrong = next(filter(None, (_odd_path(text, entry.kind) for text in _texts(value))), "")
-            value = self._located(value, key) if entry.kind != "sinks" and not wrong else value
+            value = self._located(value, key) if entry.kind in ("sources", "stages") and not wrong else value
         if wrong:
             self.tree.add(key, wrong, shown)
         return value
@@ -230,6 +231,8 @@ class Builder:
         key = (*entry.key, "id")
         if not is_id(item["id"]):
             self.tree.add(key, "expected a word of letters, digits, _ and -, beginning with a letter")
+        elif item["id"] == PICTURE:
+            self.tree.add(key, f"no stage may be called {PICTURE!r}: so meta calls what is known of the picture itself")
         elif item["id"] in names[:index]:
             first = f"{entry.key[0]}[{names.index(item['id'])}]"
             self.tree.add(key, f"the id {item['id']!r} is already that of {first}")

@@ -47,7 +47,8 @@ class Parameter:
     def of(cls, name: str, annotation: Any, *, required: bool = False) -> Parameter:
         """A parameter of a type that pydantic may or may not know."""
         try:
-            own = dataclasses.is_dataclass(annotation) or hasattr(annotation, "model_config")
+            bare = typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
+            own = dataclasses.is_dataclass(bare) or hasattr(bare, "model_config")
             adapter = TypeAdapter(annotation, config=None if own else _STRICT)
         except (PydanticUndefinedAnnotation, PydanticSchemaGenerationError):
             adapter = None  # a field for those who embed: an array, a class of their own

@@ -10,6 +10,8 @@ from pydantic import TypeAdapter
 from framepipe import registry
 from framepipe._parameters import json_schema
 from framepipe.config import VERSION, Decode
+from framepipe.guard.options import ColdOptions, GuardOptions
+from framepipe.memory_models.table import PATTERN
 from framepipe.stager import StagingOptions
 from framepipe.units import Bytes
 
@@ -21,6 +23,8 @@ def schema() -> dict[str, Any]:
     strategies = {"enum": ["auto", *registry.names("staging")]}
     staging = json_schema(StagingOptions)
     staging["properties"]["strategy"] = strategies
+    guard = json_schema(GuardOptions)
+    guard["properties"]["cold"] = {"anyOf": [{"type": ["boolean", "null"]}, json_schema(ColdOptions)]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "framepipe pipeline",
@@ -29,10 +33,11 @@ def schema() -> dict[str, Any]:
         "required": ["version", "sources"],
         "properties": {
             "version": {"const": VERSION},
-            "device": {"anyOf": [{"type": "string", "pattern": r"^(auto|cpu|cuda(:\d+)?|simulated)$"}, _ENV]},
+            "device": {"anyOf": [{"type": "string", "pattern": rf"^(auto|cpu|cuda(:\d+)?|{PATTERN})$"}, _ENV]},
             "device_memory": {"anyOf": [TypeAdapter(Bytes).json_schema(), {"type": "null"}, _ENV]},
             "staging": {"anyOf": [strategies, staging]},
             "threads": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}, _ENV]},
+            "guard": {"anyOf": [{"type": ["boolean", "null"]}, guard]},
             "decode": {"enum": list(Decode.__args__)},  # type: ignore[attr-defined]
             "source_defaults": {"type": "object", "properties": _every_source_parameter()},
             "sources": {"type": "array", "minItems": 1, "items": {"anyOf": _sources()}},

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from framepipe.errors import ConfigError, DeviceError, FramepipeError, StageError
-from framepipe.frame import Batch, FrameSpec, Item
+from framepipe.frame import PICTURE, Batch, FrameSpec, Item
 from framepipe.stage import ArraySpec, Flow, Stage
 from framepipe.tracing import OFF, Tracer
 
@@ -58,6 +58,9 @@ def is_late(stage: Stage, late: set[str]) -> bool:
 
 def _name(stages: Sequence[Stage]) -> None:
     taken = {stage.id for stage in stages if stage.id}
+    if PICTURE in taken:
+        raise ConfigError(f"a stage's id may not be {PICTURE!r}: so meta calls what is known of the picture itself")
+    taken.add(PICTURE)
     for stage in stages:
         if not stage.id:
             base = stage.type_name or type(stage).__name__.lower()
@@ -188,12 +191,12 @@ class Chains:
         return chain, True
 
     def note(self, source: str, spec: FrameSpec) -> None:
-        """Remember that ``source`` now has ``spec``; on a change its state is dropped."""
+        """Remember that ``source`` now has ``spec``; on a change, but of its pixels' shape, its state is dropped."""
         before = self._spec_of.get(source)
         if before is spec:
             return
         self._spec_of[source] = spec
-        if before is not None and before != spec:
+        if before is not None and not before.same_pictures(spec):
             for link in self._chains[spec].links:
                 link.stage.reset(source)
 

@@ -16,7 +16,18 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from framepipe import __version__, _cli_probe, reading
+from framepipe import __version__, _cli_doctor, _cli_plan, _cli_probe, reading
+from framepipe._cli_options import (
+    AllowCode,
+    Debug,
+    DeviceName,
+    Overwrite,
+    PipelineName,
+    Sets,
+    Sources,
+    Strategy,
+    Threads,
+)
 from framepipe.errors import ConfigError, FramepipeError
 from framepipe.redact import redact
 
@@ -33,26 +44,8 @@ app = typer.Typer(
 )
 
 app.add_typer(_cli_probe.app)
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback for an error.", callback=lambda on: _debug(on))]
-PipelineName = Annotated[
-    str, typer.Argument(metavar="PIPELINE", help="A YAML file, or the name of a shipped pipeline.")
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="PATH=VALUE", help="Change a value, e.g. stages.motion.threshold=9, sinks=[discard]."
-    ),
-]
-Sources = Annotated[
-    list[str] | None,
-    typer.Option("--source", metavar="URL", help="Read this instead of the pipeline's sources. May be repeated."),
-]
-DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:N or simulated.")]
-Strategy = Annotated[str | None, typer.Option("--staging", metavar="STRATEGY", help="See 'framepipe list staging'.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Decode threads in all.")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let the pipeline name module:Class and import it.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
+app.command(name="doctor")(_cli_doctor.doctor)
+app.command(name="plan")(_cli_plan.plan)
 
 _state = {"debug": False}
 
@@ -101,6 +94,22 @@ def run(
     overwrite: Overwrite = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Mark what is done when, for Nsight Systems.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run what needs more memory than is free, too.")] = False,
+    pin_stacks: Annotated[
+        bool, typer.Option("--pin-stacks", help="Put into the report where in the code memory was page-locked.")
+    ] = False,
+    guard: Annotated[
+        bool | None,
+        typer.Option("--guard/--no-guard", help="Watch memory and act, as the pipeline says or by default."),
+    ] = None,
+    cuda_log: Annotated[
+        str | None,
+        typer.Option(
+            "--cuda-log",
+            metavar="FILE",
+            help="Have CUDA log its errors there (drivers of CUDA 12.9 and later); a run without errors logs nothing.",
+        ),
+    ] = None,
     allow_code: AllowCode = False,
     debug: Debug = False,
 ) -> None:
@@ -111,11 +120,12 @@ def run(
     """
     from framepipe import _cli_progress, _cli_run
 
-    config = _load(
-        pipeline, source, sets, allow_code, device=device, staging=staging, threads=threads, overwrite=overwrite
-    )
+    if cuda_log is not None:
+        _cli_run.log_cuda(cuda_log)
+    given = {"device": device, "staging": staging, "threads": threads, "guard": guard, "overwrite": overwrite}
+    config = _load(pipeline, source, sets, allow_code, **given)
     report_file = _cli_run.ReportFile(report, overwrite=overwrite) if report is not None else None
-    made = _pipeline(config, nvtx=nvtx)
+    made = _pipeline(config, nvtx=nvtx, pin_stacks=pin_stacks, check_memory=not force)
     to_stdout = any(str(getattr(sink, "path", "")) == "-" for sink in config.sinks)
     progress = _cli_progress.choose(quiet=quiet, results_on_stdout=to_stdout)
     with _cli_run.Interrupt(made.stop, progress) as interrupt:  # to the end: what is complete gets its report too
@@ -224,27 +234,8 @@ def schema(debug: Debug = False) -> None:
 
 
 @app.command()
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    debug: Debug = False,
-) -> None:
-    """Say what this machine is, what to expect of it, and what to change."""
-    from framepipe import _cli_doctor
-    from framepipe.doctor import examine
-
-    found = examine()
-    if as_json:
-        import json
-
-        print(json.dumps(found, indent=2))
-        return
-    for line in _cli_doctor.lines(found):
-        print(redact(line))
-
-
-@app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A.json", help="A bench.json or a run report.")],
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="A bench, run report or baseline of the doctor.")],
     second: Annotated[Path, typer.Argument(metavar="B.json", help="Another of the same kind.")],
     tolerance: Annotated[
         float, typer.Option("--tolerance", metavar="SHARE", help="Medians this near are the same.")
@@ -252,7 +243,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Compare two benches or two run reports: better, worse, or within the noise.
+    """Compare two benches, run reports or baselines of the doctor: better, worse, or within the noise.
 
     Exit status 1 if anything is worse in B, 2 if the two cannot be compared.
     """

@@ -7,6 +7,7 @@ belong to the folder of the YAML file, outputs and whatever the command line say
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,11 @@ from typing import Any, Literal
 
 from framepipe import _yaml, registry
 from framepipe._entries import Builder, Entry
-from framepipe._parameters import Parameter, nearest, read
+from framepipe._parameters import Parameter, nearest, parameters, read
 from framepipe._tree import Tree
 from framepipe.errors import ConfigError
+from framepipe.guard.options import ColdOptions, GuardOptions
+from framepipe.memory_models import table as memory_models
 from framepipe.redact import redact
 from framepipe.sink import Sink
 from framepipe.source import Source
@@ -28,14 +31,16 @@ from framepipe.units import Bytes
 
 VERSION = 1
 STAGING: _yaml.Key = ("staging",)
+GUARD: _yaml.Key = ("guard",)
 KEYS = (
-    "version", "device", "device_memory", "staging", "threads", "decode",
+    "version", "device", "device_memory", "staging", "threads", "decode", "guard",
     "source_defaults", "sources", "stages", "sinks",
 )  # fmt: skip
 DEVICES = ("auto", "cpu", "cuda", "simulated")
 Decode = Literal["auto", "frame", "segments", "linear"]
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|simulated")
+_MODELLED = "simulated:"
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +48,7 @@ class PipelineConfig:
     """A pipeline as data: what its YAML says, checked, with defaults filled in.
 
     ``device_memory`` is the most bytes that it may hold on the device, or None for no limit. ``threads`` is the budget
-    of decode threads of the whole pipeline, or None for as many as there are CPUs.
+    of decode threads of the whole pipeline, or None for as many as there are CPUs. ``guard`` watches memory, or None.
     ``path`` is the file it came from. ``overwrite`` comes from the command line alone.
     """
 
@@ -55,6 +60,7 @@ class PipelineConfig:
     staging: StagingOptions = field(default_factory=StagingOptions)
     threads: int | None = None
     decode: Decode = "auto"
+    guard: GuardOptions | None = None
     source_defaults: Mapping[str, Any] = field(default_factory=dict)
     overwrite: bool = False
     version: int = VERSION
@@ -71,6 +77,7 @@ class PipelineConfig:
             "staging": self.staging,
             "threads": self.threads,
             "decode": self.decode,
+            "guard": self.guard,
             "overwrite": self.overwrite,
         }
 
@@ -104,6 +111,7 @@ def loads(
     device: str | None = None,
     staging: str | None = None,
     threads: int | None = None,
+    guard: bool | None = None,
     overwrite: bool = False,
     allow_code: bool = False,
     env: Mapping[str, str] | None = None,
@@ -111,7 +119,8 @@ def loads(
     """Check a pipeline's YAML; ``path`` names it in messages, and relative inputs belong to its folder.
 
     ``sources``, ``device``, ``staging`` (a strategy) and ``threads`` replace what the text says; ``sets`` are
-    ``path.to.key=value``, applied last and in order. ``allow_code`` lets ``module:Class`` stand where a
+    ``path.to.key=value``, applied last and in order. ``guard`` turns it on, with what the text says of it, or off.
+    ``allow_code`` lets ``module:Class`` stand where a
     registered name does. ``env`` is what ``${VAR}`` reads, `os.environ` by default.
 
     Raises `ConfigError` with every mistake in ``problems``.
@@ -119,6 +128,8 @@ def loads(
     label = str(path) if path else "<text>"
     tree = _tree(text, label, path.parent if path else Path(), os.environ if env is None else env)
     _lay_over(tree, {"source": list(sources) or None, "device": device, "staging": staging, "threads": threads})
+    if guard is False or (guard and not tree.is_mapping("guard")):
+        _lay_over(tree, {"guard": guard})
     for assignment in sets:
         tree.set(assignment)
     values = _check(tree, Builder(tree, allow_code))
@@ -186,6 +197,7 @@ def _check(tree: Tree, builder: Builder) -> dict[str, Any]:
         "staging": _staging(tree, data, builder),
         "threads": _threads(tree, data),
         "decode": _plain(tree, data, "decode", Decode, "auto"),
+        "guard": _guard(tree, data, builder),
         "source_defaults": dict(defaults),
         "sources": tuple(builder.sources(data.get("sources"), defaults)),
         "stages": tuple(builder.components("stages", data.get("stages"))),
@@ -203,9 +215,14 @@ def _check_version(tree: Tree, data: Mapping[str, Any]) -> None:
 
 def _device(tree: Tree, data: Mapping[str, Any]) -> str:
     device = str(_plain(tree, data, "device", str, "auto"))
-    if not _DEVICE.fullmatch(device):
+    if device.startswith(_MODELLED):
+        try:
+            memory_models.make(device.removeprefix(_MODELLED))
+        except ConfigError as error:
+            tree.add(("device",), str(error))
+    elif not _DEVICE.fullmatch(device):
         alias = {"gpu": "; did you mean 'cuda'?", "nvidia": "; did you mean 'cuda'?"}.get(device.lower())
-        hint = alias or nearest(device, DEVICES) or f"; there are {', '.join(DEVICES)} and cuda:N"
+        hint = alias or nearest(device, DEVICES) or f"; there are {', '.join(DEVICES)}, cuda:N and simulated:MODEL"
         tree.add(("device",), f"unknown device {device!r}{hint}")
     return device
 
@@ -245,3 +262,24 @@ def _staging(tree: Tree, data: Mapping[str, Any], builder: Builder) -> StagingOp
         hint = nearest(options.strategy, known) or f"; there are {', '.join(known)}"
         tree.add(at["strategy"], f"unknown strategy {options.strategy!r}{hint}", (*STAGING, "strategy"))
     return options
+
+
+def _guard(tree: Tree, data: Mapping[str, Any], builder: Builder) -> GuardOptions | None:
+    options: GuardOptions | None = _block(tree, data, builder, GUARD, GuardOptions)
+    return options
+
+
+def _block(tree: Tree, data: Mapping[str, Any], builder: Builder, key: _yaml.Key, cls: type[Any]) -> Any:
+    """What is on with ``true``, off with ``false``, and has options: an object of ``cls``, or None."""
+    name = str(key[-1])
+    said = data.get(name)
+    if said is None or isinstance(said, bool):
+        return cls() if said else None
+    if not isinstance(said, dict):
+        tree.add(key, f"expected true, false or {{{', '.join(f'{word}: …' for word in list(parameters(cls))[:3])}, …}}")
+        return None
+    values = dict(said)
+    inner = values.pop("cold", None) if cls is GuardOptions else None
+    cold = _block(tree, {"cold": inner}, builder, (*key, "cold"), ColdOptions)
+    options = builder.build(Entry("guard", name, key, values, {word: (*key, word) for word in values}), cls)
+    return dataclasses.replace(options, cold=cold) if options is not None and cold is not None else options

@@ -20,7 +20,7 @@ from framepipe.reading import PatientFile, Reader, Stopped
 from framepipe.redact import redact
 from framepipe.retake import copy_of
 from framepipe.source import Stream
-from framepipe.streams import alpha_decoder, choose, open_input, sample_aspect
+from framepipe.streams import alpha_decoder, choose, coded_aspect, open_input, sample_aspect
 
 # Text in files need not be UTF-8; from PyAV 19 on it replaces what is not, before it raised.
 _OPEN: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
@@ -105,7 +105,7 @@ class ContainerStream(Stream):
         self.has_audio = bool(self.container.streams.audio)
         self.expected = self.stream.frames or None
         self.expected_end_s = _announced_s(self.container, self.stream)
-        self.sample_aspect = sample_aspect(self.stream)
+        self.sample_aspect, self.coded_aspect = sample_aspect(self.stream), coded_aspect(self.stream)
         self._decoder = alpha_decoder(self.stream)
         if self._decoder is not None and self._decoder not in av.codecs_available:
             self.warnings = (f"has alpha, which was lost: this FFmpeg has no decoder {self._decoder}",)

@@ -166,7 +166,7 @@ class DecodePool(Decoding):
         if feed.drop != "never":
             with self._lock:
                 return feed, feed.take_counted()
-        frame = head.out.popleft()
+        frame, feed.shape = head.out.popleft()
         if self._workers_waiting and len(head.out) <= feed.limit // 2:
             with self._lock:
                 self._wake()

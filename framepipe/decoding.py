@@ -18,8 +18,8 @@ import av.error
 from framepipe import pixfmt
 from framepipe.container import ContainerStream, Cutter, Segment
 from framepipe.errors import FramepipeError, SourceError
-from framepipe.feed import Feed, Unit
-from framepipe.filtergraph import PictureFilter, convert, filter_steps
+from framepipe.feed import Feed, Shape, Unit
+from framepipe.filtergraph import PictureFilter, convert, filter_steps, is_mirrored
 from framepipe.frame import FrameSpec
 from framepipe.retake import Retake
 from framepipe.source import Stream
@@ -227,6 +227,8 @@ class Decoding(ABC):
                     source=feed.name,
                 ) from error
             return
+        if not unit.aspects.decoded(unit.decoder, packet) and self._take_again(unit):
+            return
         for frame in frames:
             self._emit(feed, unit, frame)
 
@@ -244,24 +246,24 @@ class Decoding(ABC):
             unit.sent.came(frame)
         if unit.again is not None and unit.again.shown(frame):
             return
-        if not unit.begun or unit.decoder is None:
-            self._look_at(feed, unit, frame)
+        self._look_at(feed, unit, frame)
         for ready in (frame,) if unit.filter is None else self._filtered(feed, unit, frame):
             self._put(feed, unit, ready)
 
     def _look_at(self, feed: Feed, unit: Unit, frame: Any) -> None:
-        """What is to be done with the unit's pictures from ``frame`` on: a stream is of one kind, stills are not."""
-        steps = filter_steps(feed.source, frame)
-        if unit.filter is not None and unit.filter.steps != steps:
-            for ready in self._filtered(feed, unit, None):
+        """How the unit's pictures are to be shown from ``frame`` on."""
+        mirrored = unit.shape.mirrored
+        # The matrix itself is slow to get at. A stream is mirrored as a whole or turned otherwise too, stills are not.
+        if feed.turn and (not unit.begun or unit.decoder is None or frame.rotation != unit.rotation):
+            mirrored, unit.rotation = is_mirrored(frame), frame.rotation
+        if not unit.begun:
+            steps = filter_steps(feed.source)
+            unit.filter = PictureFilter(steps) if steps else None
+        shape = Shape(unit.aspects.of(frame), mirrored)
+        if unit.filter is not None and unit.begun and shape != unit.shape:
+            for ready in self._filtered(feed, unit, None):  # what it holds back is of the shape before
                 self._put(feed, unit, ready)
-            unit.filter = None
-        if steps and unit.filter is None:
-            unit.filter = PictureFilter(steps)
-        unit.begun = True
-        wide, high = unit.stream.sample_aspect
-        swapped = unit.filter is not None and unit.filter.swaps_sides
-        feed.sample_aspect = (high, wide) if swapped else (wide, high)
+        unit.shape, unit.begun = shape, True
 
     def _filtered(self, feed: Feed, unit: Unit, frame: Any) -> list[Any]:
         """What the unit's filter has ready once it has ``frame``, or at the end (None)."""
@@ -288,7 +290,7 @@ class Decoding(ABC):
             pts = frame.pts + unit.offset
             if feed.top_pts is None or pts > feed.top_pts:
                 feed.top_pts = pts
-        unit.out.append(frame)
+        unit.out.append((frame, unit.shape))
         if feed.drop != "never":
             with self._lock:
                 feed.shed()
@@ -347,6 +349,7 @@ class Decoding(ABC):
         unit.decoder = stream.decoder()
         unit.packets = itertools.chain(again.packets, unit.packets or ())
         unit.again, unit.at_tail = again, False
+        unit.aspects.restart()
         return True
 
     def _merge(self, feed: Feed, unit: Unit, following: Unit) -> None:

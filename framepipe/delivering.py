@@ -176,13 +176,13 @@ class Deliverer:
         if self.device.host_shared:
             return batch.arrays[name]
         if name not in host:
-            return self._read_back(batch.arrays[name], chain.flow.arrays[name])
+            return self._read_back(name, batch.arrays[name], chain.flow.arrays[name])
         self.device.host_access(host[name], write=False)
         return host[name]
 
-    def _download(self, array: Any, spec: ArraySpec) -> Any:
+    def _download(self, name: str, array: Any, spec: ArraySpec) -> Any:
         back = self.runner.back
-        host = self.runner.host_memory(spec, len(array))
+        host = self.runner.host_memory(name, spec, len(array))
         self.device.download(host, array, back)
         back.synchronize()
         self.device.host_access(host, write=False)

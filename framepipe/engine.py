@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from framepipe.chain import Chains
 from framepipe.decode import DecodePool
@@ -18,6 +19,8 @@ from framepipe.delivering import Abandoned, Deliverer, Delivery
 from framepipe.device.base import Device
 from framepipe.errors import FramepipeError
 from framepipe.filling import Fillers
+from framepipe.guard.monitor import Guard
+from framepipe.holdings import Holdings
 from framepipe.ring import Ring
 from framepipe.running import SOURCE_ENDED, Runner, count
 from framepipe.sink import Sink, SinkContext
@@ -37,6 +40,7 @@ class Engine:
         self,
         *,
         device: Device,
+        holdings: Holdings,
         pool: DecodePool,
         stager: Stager,
         options: StagingOptions,
@@ -50,6 +54,7 @@ class Engine:
         tracer: Tracer = OFF,
     ) -> None:
         self.device = device
+        self.holdings = holdings
         self.pool = pool
         self.stager = stager
         self.options = options
@@ -63,6 +68,8 @@ class Engine:
         self.runner = Runner(device, self.ring, stager, self.chains, options.depth, self.fail, on_host, tracer)
         self.deliverer = Deliverer(self.runner, pool, sinks, delivery, self.fail, tracer)
         self.fillers.latest_chain = lambda: self.runner.chain
+        self.guard: Guard | None = None
+        """Watches memory from the start to the end; set before `start`."""
         self.error: BaseException | None = None
         self.stopping = False
         self.abandoned = False
@@ -86,10 +93,25 @@ class Engine:
             self._end()
 
     def _start_others(self) -> None:
+        if self.guard is not None and self.device.modelled_s() is None:
+            self._spawn("guard", self._watch)
         self.pool.start()
         for number in range(self.fillers.threads):
             self._spawn(f"filler-{number}", self.fillers.run)
         self._spawn("runner", self.runner.run)  # last: it needs the sink thread at work
+
+    def _watch(self) -> None:
+        assert self.guard is not None
+        try:
+            self.guard.run()
+        except BaseException as error:
+            self.fail(error)
+
+    def pass_on(self, tell: Callable[[str], None] | None) -> None:
+        """Let ``tell`` hear of what the guard has decided since the last call; one thread at a time."""
+        if self.guard is not None and tell is not None:
+            for line in self.guard.news():
+                tell(line)
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
         thread = self._thread(name, target)
@@ -166,11 +188,13 @@ class Engine:
 
     def _end(self) -> None:
         """Join the others, then close everything in reverse order of opening; an error does not keep the rest open."""
-        steps: list[Callable[[], None]] = [self.pool.stop]
+        guard = [self.guard] if self.guard is not None else []
+        steps: list[Callable[[], None]] = [self.pool.stop, *(each.stop for each in guard)]
         steps += [thread.join for thread in self._threads]
-        steps += [self.pool.join, self._drop_the_rest]
+        steps += [self.pool.join, self._drop_the_rest, *(each.close for each in guard)]
         steps += [sink.close for sink in self.deliverer.sinks]
         steps += [stream.synchronize for stream in self.runner.streams]
+        steps += [partial(self.holdings.look, self.device)]
         steps += [stage.close for stage in self.chains.stages]
         steps += [self.stager.close, self.device.close]
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from framepipe.container import Cutter, Segment
 from framepipe.errors import FramepipeError
@@ -14,15 +14,22 @@ from framepipe.frame import FrameSpec
 from framepipe.retake import Retake
 from framepipe.sink import SourceInfo
 from framepipe.source import Source, Stream
-from framepipe.streams import Sequences
+from framepipe.streams import PixelAspects, Sequences
 from framepipe.timestamps import Clock
+
+
+class Shape(NamedTuple):
+    """What does not stand in a decoded picture itself: how its pixels and the whole of it are to be shown."""
+
+    sample_aspect: tuple[int, int] = (1, 1)
+    mirrored: bool = False
 
 
 class Unit:
     """A decoder and its packets: a segment, or all the rest of a source.
 
-    ``out`` holds decoded frames in order. ``verified`` is None until the first picture has shown whether decoding
-    could begin at this unit's key frame. ``busy`` and ``cancelled`` are guarded by the pool's lock.
+    ``out`` holds decoded frames in order, each with its shape. ``verified`` is None until the first picture has shown
+    whether decoding could begin at this unit's key frame. ``busy`` and ``cancelled`` are guarded by the pool's lock.
     """
 
     def __init__(
@@ -33,7 +40,7 @@ class Unit:
         segment: Segment | None = None,
         offset: int = 0,
     ) -> None:
-        self.out: deque[Any] = deque()
+        self.out: deque[tuple[Any, Shape]] = deque()
         self.stream = stream
         self.decoder = decoder
         self.packets = packets
@@ -53,6 +60,11 @@ class Unit:
         self.sequences = Sequences.of(decoder)
         self.begun = False
         self.filter: PictureFilter | None = None
+        self.shape = Shape()
+        """Of the pictures that are being put out."""
+        self.rotation = 0
+        """Of the picture that was looked at last."""
+        self.aspects = PixelAspects(stream)
 
 
 class Feed:
@@ -121,7 +133,8 @@ class Feed:
         self.deinterlaced = 0
         self.changed = 0
         """How often a picture had another spec than the one before."""
-        self.sample_aspect = (1, 1)
+        self.shape = Shape()
+        """Of the frame taken last."""
         self.turn = getattr(source, "rotate", "auto") == "auto"
         self.time_base: Fraction | None = None
         self.rate = Fraction(25)
@@ -181,7 +194,8 @@ class Feed:
         # A frame that was seen without the lock may have been dropped since, but then there is one behind it.
         unit = next(unit for unit in self.units if unit.out)
         self.shift = unit.offset
-        return unit.out.popleft()
+        frame, self.shape = unit.out.popleft()
+        return frame
 
     def count_dropped(self) -> None:
         """Enter what was passed over into the books. Pool's lock held."""

@@ -17,10 +17,11 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from framepipe import budget
 from framepipe.chain import Chain, locate
 from framepipe.decode import DecodePool
 from framepipe.feed import Feed
-from framepipe.frame import FrameSpec, Item
+from framepipe.frame import PICTURE, FrameSpec, Item
 from framepipe.ring import Ring, Slot, affordable
 from framepipe.stager import Stager, StagingOptions
 from framepipe.tracing import OFF, Tracer
@@ -244,19 +245,16 @@ class Fillers:
         return True
 
     def _within_limit(self, mine: Slot, others: list[Slot], spec: FrameSpec) -> list[Slot]:
-        """Of the idle slots those that stay, where there is little memory to page-lock and nobody said how many."""
-        limit = self.stager.device.host_limit_nbytes
-        if limit is None or self.options.slots != "auto" or not self.stager.pinned:
-            return others
+        """Of the idle slots those that stay, where memory is short and nobody said how many there should be."""
+        limit = None if self.options.slots != "auto" else budget.ring_limit(self.device, self.stager)
         each = spec.nbytes * self.options.batch
-        stay = max(2, limit // each)
-        if stay > len(others):
+        stay = budget.slots_within(limit, each, len(others) + 1)
+        if limit is None or stay > len(others):
             return others
-        over = "to stay within" if stay * each <= limit else "the least there can be, still beyond the"
-        self.stager.device.warnings.append(
-            f"this system (WSL 2) page-locks little memory, so the ring has {stay} slots of {format_bytes(each)} "
-            f"instead of {len(others) + 1}, {over} {format_bytes(limit)} that it can be expected to give; a smaller "
-            "batch makes smaller slots"
+        over = "to stay within" if stay * each <= limit.nbytes else "the least there can be, still beyond the"
+        self.device.warnings.append(
+            f"{limit.why}, so the ring has {stay} slots of {format_bytes(each)} instead of {len(others) + 1}, {over} "
+            f"{format_bytes(limit.nbytes)} {limit.gives}; a smaller batch makes smaller slots"
         )
         others = others[: stay - 1]
         self.ring.keep([mine, *others])
@@ -284,7 +282,8 @@ def select(pool: DecodePool, feed: Feed, frame: Any) -> tuple[Item, FrameSpec] |
         return None
     source = feed.source
     matrix = getattr(source, "matrix", None)
-    spec = FrameSpec.of(frame, matrix, feed.full_range, turn=feed.turn, sample_aspect=feed.sample_aspect)
+    aspect, mirrored = feed.shape
+    spec = FrameSpec.of(frame, matrix, feed.full_range, turn=feed.turn, mirrored=mirrored, sample_aspect=aspect)
     if spec is not feed.latest and spec != feed.latest:
         feed.note(spec)
     feed.decoded += 1
@@ -293,7 +292,10 @@ def select(pool: DecodePool, feed: Feed, frame: Any) -> tuple[Item, FrameSpec] |
         feed.spec = spec
     feed.last_time_s = time_s
     feed.taken += 1
-    return Item(feed.name, index, pts, base, time_s, pts is None, interlaced, handle=feed), spec
+    item = Item(feed.name, index, pts, base, time_s, pts is None, interlaced, handle=feed)
+    if spec.notes or interlaced:
+        item.meta[PICTURE] = {**spec.notes, "interlaced": True} if interlaced else dict(spec.notes)
+    return item, spec
 
 
 def _time_base(feed: Feed, frame: Any) -> Fraction:

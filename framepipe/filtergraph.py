@@ -1,7 +1,7 @@
-"""Pictures between decoder and slot: deinterlaced when asked for, no longer mirrored, in a format that is taken.
+"""Pictures between decoder and slot: deinterlaced when asked for, and in a format that is taken.
 
-All of it is FFmpeg's work, on planes and in the worker that decoded them. Pictures that are only turned are left
-alone: stages turn them on the device.
+All of it is FFmpeg's work, on planes and in the worker that decoded them. Turned and mirrored pictures are left alone:
+the device brings them upright, and only has to be told which are mirrored.
 """
 
 from __future__ import annotations
@@ -19,13 +19,6 @@ from av.sidedata.sidedata import Type
 from framepipe.errors import UnsupportedFormatError
 from framepipe.source import Source
 
-# From a display matrix (libavutil/display.h) that mirrors, by (axes are exchanged, x runs backwards, y does).
-_MIRRORED = {
-    (False, True, False): ("hflip", None),
-    (False, False, True): ("vflip", None),
-    (True, False, False): ("transpose", "cclock_flip"),
-    (True, True, True): ("transpose", "clock_flip"),
-}
 _Step = tuple[str, str | None]
 
 
@@ -37,11 +30,9 @@ class PictureFilter:
     """
 
     def __init__(self, steps: list[_Step]) -> None:
-        self.swaps_sides = any(name == "transpose" for name, _ in steps)
-        """Whether width and height, also those of a pixel, are exchanged."""
         self.deinterlaced = 0
         """Interlaced pictures that were put in to be deinterlaced."""
-        self.steps = steps
+        self._steps = steps
         self._deinterlaces = any(name == "bwdif" for name, _ in steps)
         self._kind: tuple[Any, ...] = ()
         self._graph: Any = None
@@ -80,7 +71,7 @@ class PictureFilter:
         named = 2 if colorspace == 3 else colorspace  # FFmpeg refuses 3, which is reserved and means as little
         source = graph.add("buffer", f"{told}:colorspace={named}:range={color_range}")
         sink = graph.add("buffersink")
-        graph.link_nodes(source, *(graph.add(*step) for step in self.steps), sink)
+        graph.link_nodes(source, *(graph.add(*step) for step in self._steps), sink)
         graph.configure()
         self._graph, self._source, self._sink = graph, source, sink
 
@@ -97,29 +88,18 @@ class PictureFilter:
             ready.append(frame)
 
 
-def filter_steps(source: Source, frame: Any) -> list[_Step]:
-    """The filters for pictures like ``frame``; empty where they go on as they are."""
-    steps: list[_Step] = []
-    if getattr(source, "deinterlace", False):
-        steps.append(("bwdif", "mode=send_frame:deint=interlaced"))
-    if getattr(source, "rotate", "auto") == "auto":
-        steps += _unmirror(frame)
-    return steps
+def filter_steps(source: Source) -> list[_Step]:
+    """The filters for the pictures of a source; empty where they go on as they are."""
+    return [("bwdif", "mode=send_frame:deint=interlaced")] if getattr(source, "deinterlace", False) else []
 
 
-def _unmirror(frame: Any) -> list[_Step]:
+def is_mirrored(frame: Any) -> bool:
+    """Whether the display matrix (libavutil/display.h) of a frame mirrors it."""
     data = _display_matrix(frame)
     if data is None:
-        return []
+        return False
     a, b, _, c, d = (int(value) for value in np.frombuffer(data, np.int32)[:5])
-    if a * d - b * c >= 0:
-        return []
-    swapped = abs(b) + abs(c) > abs(a) + abs(d)
-    backwards = (c < 0, b < 0) if swapped else (a < 0, d < 0)
-    # A matrix of a sheared picture may be neither; it is taken as it comes.
-    step = _MIRRORED.get((swapped, *backwards))
-    # Once upright it must not be turned again by what stands in the matrix.
-    return [step, ("sidedata", "mode=delete:type=DISPLAYMATRIX")] if step else []
+    return a * d < b * c
 
 
 def _display_matrix(frame: Any) -> Any:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from framepipe.device.base import Device
 
+PICTURE = "picture"
+"""Under this key, which no stage's id may be, ``meta`` has what is to be known of the picture: `FrameSpec.notes`."""
+
 
 class Planes:
     """The decoded planes of N pictures of one spec: in one slab, or the decoder's own frames.
@@ -71,6 +74,7 @@ class Item:
     filtered_by: str | None = None
     """Set by a stage in `Stage.collect` to its id: the picture goes no further."""
     meta: dict[str, Any] = field(default_factory=dict)
+    """What stages found, by their ids; under `PICTURE` what is to be known of the picture itself."""
     handle: Any = None
     """The pipeline's own record of the source; not for stages."""
 
@@ -109,7 +113,8 @@ class Frame:
     """One picture as sinks and users see it: complete, of its own memory, safe to hold.
 
     ``image`` is the (H, W, 3) uint8 RGB picture on the pipeline's device, or None where no stage made one;
-    ``tensors`` maps names to arrays; ``meta`` maps stage ids to what they found (plain JSON values).
+    ``tensors`` maps names to arrays; ``meta`` maps stage ids to what they found (plain JSON values),
+    and ``picture`` to what of it was assumed or is odd (`FrameSpec.notes`, ``interlaced``), if anything is.
     ``width`` and ``height`` are those of the upright source picture, in which boxes are given. ``pixel_aspect`` is
     width by height of a pixel of ``image``.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +47,11 @@ class FrameSpec:
     """Size, pixel format and colour of one decoded picture, and how its planes lie in a slot.
 
     ``matrix`` is ``bt601``, ``bt709``, ``bt2020``, ``smpte240m``, ``fcc`` or, for pictures that are RGB already,
-    ``rgb``. ``assumed`` names what the stream did not say (``matrix``, ``range``). ``rotation`` is how far the
-    picture must be turned counter-clockwise to stand upright: 0, 90, 180 or 270. ``transfer`` is ``pq``, ``hlg``
-    or ``sdr``. ``sample_aspect`` is how wide and how high a pixel of the decoded picture is. ``other_matrix`` names
-    the matrix that the stream has where ``matrix`` was assumed although it has one, since there is no formula for it.
+    ``rgb``. ``assumed`` names what the stream did not say (``matrix``, ``range``). To stand upright the picture
+    is flipped left to right if ``mirrored``, and then turned counter-clockwise by ``rotation``: 0, 90, 180 or 270.
+    ``transfer`` is ``pq``, ``hlg`` or ``sdr``. ``sample_aspect`` is how wide and how high a pixel of the decoded
+    picture is. ``other_matrix`` names the matrix that the stream has where ``matrix`` was assumed although it has
+    one, since there is no formula for it.
     """
 
     width: int
@@ -63,6 +64,7 @@ class FrameSpec:
     assumed: tuple[str, ...] = ()
     sample_aspect: tuple[int, int] = (1, 1)
     other_matrix: str = ""
+    mirrored: bool = False
 
     @staticmethod
     def of(
@@ -71,11 +73,13 @@ class FrameSpec:
         full_range: bool | None = None,
         *,
         turn: bool = True,
+        mirrored: bool = False,
         sample_aspect: tuple[int, int] = (1, 1),
     ) -> FrameSpec:
         """The spec of a decoded frame (never of a stream header: those are wrong too often).
 
-        ``matrix`` and ``full_range`` override what the frame says; ``turn`` False leaves it lying. Raises
+        ``matrix`` and ``full_range`` override what the frame says; ``turn`` False leaves it lying. ``mirrored``
+        is whether its display matrix mirrors it, which PyAV's ``rotation`` does not tell. Raises
         `UnsupportedFormatError` naming the pixel format.
         """
         return _spec(
@@ -86,6 +90,7 @@ class FrameSpec:
             int(frame.color_range),
             int(frame.color_trc),
             int(frame.rotation) if turn else 0,
+            mirrored and turn,
             matrix,
             full_range,
             sample_aspect,
@@ -114,16 +119,57 @@ class FrameSpec:
         last = self.planes[-1]
         return _up(last.offset + last.pitch * last.height, 256)
 
+    @cached_property
+    def notes(self) -> dict[str, Any]:
+        """What somebody who reads results should know of the picture, as JSON values; empty for a plain one.
+
+        ``matrix`` and ``range`` with ``assumed`` where the stream did not say them, ``transfer`` of HDR, and the
+        ``sample_aspect`` of the upright picture where pixels are not square. Not to be changed.
+        """
+        told: dict[str, Any] = {}
+        if self.assumed:
+            ranges = "full" if self.full_range else "limited"
+            told |= {"matrix": self.matrix, "range": ranges, "assumed": list(self.assumed)}
+        if self.transfer != "sdr":
+            told["transfer"] = self.transfer
+        if self.sample_aspect != (1, 1):
+            told["sample_aspect"] = list(self.upright_aspect)
+        return told
+
     @property
     def upright_size(self) -> tuple[int, int]:
-        """(width, height) once turned by ``rotation``."""
+        """(width, height) of the upright picture."""
         return (self.height, self.width) if self.rotation in (90, 270) else (self.width, self.height)
 
     @property
     def upright_aspect(self) -> tuple[int, int]:
-        """``sample_aspect`` once turned by ``rotation``."""
+        """``sample_aspect`` of the upright picture."""
         wide, high = self.sample_aspect
         return (high, wide) if self.rotation in (90, 270) else (wide, high)
+
+    def same_pictures(self, other: FrameSpec) -> bool:
+        """Whether pictures of both are alike but for the shape of their pixels: what was learnt of them still holds."""
+        return self == other or self == replace(other, sample_aspect=self.sample_aspect)
+
+    def to_upright(self, lying: Any) -> Any:
+        """A view of a decoded picture or plane, (height, width, …) of numpy or cupy, as it stands upright."""
+        if self.mirrored:
+            lying = lying[:, ::-1]
+        if self.rotation == 180:
+            return lying[::-1, ::-1]
+        if self.rotation == 90:
+            return lying.swapaxes(0, 1)[::-1]
+        return lying.swapaxes(0, 1)[:, ::-1] if self.rotation == 270 else lying
+
+    def to_lying(self, upright: Any) -> Any:
+        """The view that `to_upright` makes ``upright`` of."""
+        if self.rotation == 180:
+            upright = upright[::-1, ::-1]
+        elif self.rotation == 90:
+            upright = upright[::-1].swapaxes(0, 1)
+        elif self.rotation == 270:
+            upright = upright[:, ::-1].swapaxes(0, 1)
+        return upright[:, ::-1] if self.mirrored else upright
 
     def views(self, slab: Any) -> tuple[Any, ...]:
         """Typed views of each plane in ``slab``, an (N, ≥ nbytes) uint8 array of numpy or cupy.
@@ -154,6 +200,7 @@ def _spec(
     color_range: int,
     color_trc: int,
     rotation: int,
+    mirrored: bool,
     matrix: str | None,
     full_range: bool | None,
     sample_aspect: tuple[int, int],
@@ -169,7 +216,7 @@ def _spec(
         if matrix is None:
             # 601 below 720 lines and 709 from there is the rule of BT.601/BT.709 themselves: SD and HD.
             matrix = "bt601" if min(width, height) < 720 else "bt709"
-            if colorspace == 10:
+            if colorspace == 10 or color_trc in _TRANSFER:  # BT.2100, which defines PQ and HLG, has no other
                 matrix = "bt2020"
             assumed.append("matrix")
             other = _OTHER_MATRIX.get(colorspace, "")
@@ -186,12 +233,21 @@ def _spec(
         pix_fmt,
         matrix,
         full_range,
-        round(rotation / 90) * 90 % 360,  # pictures are turned by right angles only
+        _right_angle(rotation, mirrored),
         _TRANSFER.get(color_trc, "sdr"),
         tuple(assumed) if fmt.model != "gray" else (),
         sample_aspect,
         other if fmt.model == "yuv" else "",
+        mirrored,
     )
+
+
+def _right_angle(degrees: int, mirrored: bool) -> int:
+    """``rotation`` from what PyAV tells: pictures are turned by right angles only."""
+    if abs(degrees) > 180:  # it could not be computed: a matrix of zeros
+        degrees = 0
+    # av_display_rotation_get counts a flip from left to right as half a turn.
+    return (round(degrees / 90) * 90 + (180 if mirrored else 0)) % 360
 
 
 def frame_planes(frame: av.VideoFrame, spec: FrameSpec) -> tuple[np.ndarray, ...]:

@@ -1,4 +1,4 @@
-"""Host memory: aligned exact-size blocks, mappings, recycled output memory, and the ledger of every byte."""
+"""Host memory: aligned exact-size blocks, mappings, and memory that is recycled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,45 +17,6 @@ _TOUCHING = 8
 """The most threads that touch a mapping: the system's own locks bound them."""
 _TOUCH_NBYTES = 4 << 20
 """A thread more for each: about 3 ms of touching, many times what it takes to start one."""
-
-
-class Ledger:
-    """Bytes held now and at peak, and allocations made, by kind (``pinned``, ``pageable``, ``device``, …).
-
-    ``bytes`` and ``peak`` are what was asked for, ``taken`` and ``peak_taken`` what it takes of the system: more where
-    an allocator rounds up or keeps a pool. Kinds in ``untold`` have an allocator that does not say.
-    """
-
-    def __init__(self) -> None:
-        # Guards the dictionaries below; re-entrant, because memory may be dropped by the collector, anywhere.
-        self._lock = threading.RLock()
-        self.bytes: dict[str, int] = {}
-        self.peak: dict[str, int] = {}
-        self.allocations: dict[str, int] = {}
-        self.taken: dict[str, int] = {}
-        self.peak_taken: dict[str, int] = {}
-        self.untold: set[str] = set()
-
-    def add(self, kind: str, nbytes: int, taken: int | None = None) -> None:
-        """Count an allocation (``nbytes`` > 0) or a release (< 0) that took ``taken`` bytes (None: as many)."""
-        with self._lock:
-            now = self.bytes.get(kind, 0) + nbytes
-            self.bytes[kind] = now
-            self.peak[kind] = max(now, self.peak.get(kind, 0))
-            if nbytes > 0:
-                self.allocations[kind] = self.allocations.get(kind, 0) + 1
-            self.take(kind, nbytes if taken is None else taken)
-
-    def take(self, kind: str, nbytes: int) -> None:
-        """Count what a pool took of the system (``nbytes`` > 0) or gave back, whoever asked for it."""
-        with self._lock:
-            now = self.taken.get(kind, 0) + nbytes
-            self.taken[kind] = now
-            self.peak_taken[kind] = max(now, self.peak_taken.get(kind, 0))
-
-    def most_taken(self, kind: str) -> int | None:
-        """The most bytes that ``kind`` took at a time; None where its allocator does not say."""
-        return None if kind in self.untold else self.peak_taken.get(kind, 0)
 
 
 def aligned_empty(nbytes: int, align: int = PAGE) -> np.ndarray:
@@ -67,6 +29,11 @@ def aligned_empty(nbytes: int, align: int = PAGE) -> np.ndarray:
 def whole_pages(nbytes: int) -> int:
     """``nbytes`` rounded up to pages."""
     return -(-nbytes // PAGE) * PAGE
+
+
+def power_of_two(nbytes: int) -> int:
+    """``nbytes`` as pools of page-locked memory round it up: to 512, then to a power of two."""
+    return max(512, 1 << (-(-nbytes // 512) * 512 - 1).bit_length())
 
 
 def mapping(nbytes: int, *, touch: bool = True) -> np.ndarray:
@@ -98,72 +65,85 @@ def _touch(block: np.ndarray) -> None:
 
 
 class RecyclingPool:
-    """Output memory that comes back when its last holder drops it: no page faults in steady state.
+    """Memory that comes back when its last holder drops it: no page faults in steady state.
 
     `empty` never blocks: with every block held it makes a new one, counted in ``made``. Arrays and views of them
     keep their block; nobody overwrites it while they live. Any thread may drop the last reference.
+
+    ``make(nbytes, owner)`` gets a page-aligned block and ``free(block)`` gives it back; ``dropped(block)`` is told of
+    every block that nobody holds any more, in the thread that dropped it and before anybody can get it again.
     """
 
-    def __init__(self, ledger: Ledger | None = None, kind: str = "pageable") -> None:
-        self.kind = kind
+    def __init__(
+        self,
+        make: Callable[[int, str], np.ndarray],
+        free: Callable[[np.ndarray], None],
+        dropped: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
+        self._make, self._free_block, self._dropped = make, free, dropped
         self._free: dict[int, deque[np.ndarray]] = {}
-        self._reserved: dict[int, int] = {}
-        self._ledger = ledger
         self._closed = False
         self.made = 0
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An uninitialised C-contiguous array, page aligned."""
+    def empty(self, shape: tuple[int, ...], dtype: Any, owner: str = "") -> np.ndarray:
+        """An uninitialised C-contiguous array; ``owner`` is in whose name a block is made, if one is."""
         dtype = np.dtype(dtype)
         nbytes = dtype.itemsize
         for side in shape:
             nbytes *= side
-        nbytes = max(nbytes, 1)
-        free = self._free.get(nbytes)
-        if free is None:
-            free = self._free.setdefault(nbytes, deque())
-        try:
-            block = free.pop()  # the warmest block first; deque.pop is atomic, so no lock
-        except IndexError:
-            block = self._new(nbytes)
-            self.made += 1
-        return np.asarray(_Lease(self, block, shape, dtype))
+        return np.asarray(_Lease(self, self._take(max(nbytes, 1), owner), shape, dtype))
 
-    def reserve(self, nbytes: int, count: int) -> None:
-        """Make ``count`` blocks of ``nbytes`` now, to be there until `close`."""
-        blocks = [self._new(nbytes) for _ in range(count)]
-        self.made += count
-        self._reserved[nbytes] = self._reserved.get(nbytes, 0) + count
-        self._free.setdefault(nbytes, deque()).extend(blocks)
-
-    def trim(self) -> None:
-        """Let go of every block that nobody holds but those reserved (sizes change when the input does)."""
-        for nbytes, free in list(self._free.items()):
-            while len(free) > (0 if self._closed else self._reserved.get(nbytes, 0)):
-                try:
-                    block = free.pop()
-                except IndexError:  # pragma: no cover - another thread took it
-                    break
-                self._let_go(block)
+    def give_back(self) -> int:
+        """Let go of every block that nobody holds (sizes change when the input does); bytes of them."""
+        return sum(self._shrink(free, 0) for free in list(self._free.values()))
 
     def close(self) -> None:
         """Let go of free blocks now and of held ones as they are dropped. Idempotent."""
         self._closed = True
-        self.trim()
+        self.give_back()
 
-    def _give(self, block: np.ndarray) -> None:
-        self._free[block.nbytes].append(block)
-        if self._closed:  # looked at last: another thread may close just now
-            self.trim()
+    def _take(self, nbytes: int, owner: str) -> np.ndarray:
+        block = self._again(nbytes)
+        if block is None:
+            block = self._new(nbytes, owner)
+            self.made += 1
+        return block
 
-    def _new(self, nbytes: int) -> np.ndarray:
-        if self._ledger is not None:
-            self._ledger.add(self.kind, nbytes)
-        return aligned_empty(nbytes)
+    def _new(self, nbytes: int, owner: str) -> np.ndarray:
+        return self._make(nbytes, owner)
 
     def _let_go(self, block: np.ndarray) -> None:
-        if self._ledger is not None:
-            self._ledger.add(self.kind, -block.nbytes)
+        self._free_block(block)
+
+    def _again(self, nbytes: int) -> np.ndarray | None:
+        """A block that nobody holds, if there is one."""
+        try:
+            return self._free_list(nbytes).pop()  # the warmest block first; deque.pop is atomic, so no lock
+        except IndexError:
+            return None
+
+    def _free_list(self, nbytes: int) -> deque[np.ndarray]:
+        free = self._free.get(nbytes)
+        return self._free.setdefault(nbytes, deque()) if free is None else free
+
+    def _shrink(self, free: deque[np.ndarray], keep: int) -> int:
+        """Let go of all blocks of a list but ``keep``; bytes of them."""
+        nbytes = 0
+        while len(free) > keep:
+            try:
+                block = free.pop()
+            except IndexError:  # pragma: no cover - another thread took it
+                break
+            nbytes += block.nbytes
+            self._let_go(block)
+        return nbytes
+
+    def _give(self, block: np.ndarray) -> None:
+        if self._dropped is not None:
+            self._dropped(block)
+        self._free_list(block.nbytes).append(block)
+        if self._closed:  # looked at last: another thread may close just now
+            self.give_back()
 
 
 class _Lease:

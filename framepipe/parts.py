@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from framepipe import registry
+from framepipe.budget import Setup, ring_limit
 from framepipe.container import is_url
+from framepipe.device.base import Device
 from framepipe.errors import ConfigError
 from framepipe.feed import Feed
 from framepipe.redact import HIDDEN, redact
@@ -130,6 +132,21 @@ def check_staging(options: StagingOptions, device_kind: str, stages: Iterable[St
             f"{', '.join(readers)} would read planes on the host, and staging {options.strategy!r} has them in memory "
             "that the host must not read; use pooled"
         )
+
+
+def make_setup(device: Device, options: StagingOptions, threads: int, sinks: Iterable[Sink], queue: int = 0) -> Setup:
+    """What decides how much memory a pipeline takes; ``options`` name a strategy, ``queue`` is 0 if nobody iterates."""
+    stager: type[Stager] = registry.find("staging", options.strategy)
+    return Setup(
+        options=options,
+        stager=stager,
+        threads=threads,
+        host_shared=device.host_shared,
+        deferred=device.kind == "simulated",
+        on_host=frozenset(name for sink in sinks if sink.host for name in sink.reads),
+        queue=queue,
+        limit=ring_limit(device, stager),
+    )
 
 
 def make_feeds(sources: Sequence[Source]) -> list[Feed]:

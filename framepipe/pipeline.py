@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
 import os
 import threading
 import time
-import warnings
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -17,14 +14,18 @@ from queue import Empty
 from types import TracebackType
 from typing import Any, Literal
 
-from framepipe import chain, parts, registry, tracing
+from framepipe import alive, budget, chain, guarding, parts, registry, tracing
 from framepipe.decode import DecodePool
 from framepipe.delivering import Delivery
 from framepipe.device import select
 from framepipe.engine import Engine
 from framepipe.errors import ClosedError, ConfigError, FramepipeError
 from framepipe.feed import Feed
+from framepipe.fitting import refuse_too_much
 from framepipe.frame import Frame
+from framepipe.guard.monitor import Record
+from framepipe.guard.options import GuardOptions, make_guard
+from framepipe.holdings import Holdings
 from framepipe.report import RunReport, Statistics
 from framepipe.sink import Sink, SinkContext, SourceInfo
 from framepipe.sinks._output import check_outputs
@@ -37,24 +38,6 @@ _SLICE_S = 0.1
 """The main thread never waits longer in one go: before Python 3.14 a lock wait on Windows ignores Ctrl-C."""
 _numbers = count(1)
 _log = logging.getLogger("framepipe")
-_alive: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_all() -> None:
-    for engine in list(_alive):
-        engine.stop()
-    for engine in list(_alive):
-        engine.join(5.0)
-
-
-def _forked() -> None:
-    for engine in list(_alive):
-        engine.abandon()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
 
 
 class Pipeline:
@@ -70,6 +53,10 @@ class Pipeline:
     in bytes or as in ``"4GB"``. ``threads`` is the budget of decoding threads (by default as many as the process may
     use CPUs; beside a GPU one in eight is left free), ``decode`` how one file is decoded (auto, segments, frame,
     linear). ``nvtx`` marks what the threads do for Nsight Systems, as ranges named ``framepipe.…``; it needs CuPy.
+    ``pin_stacks`` puts into the report where in the code memory was page-locked, for some 20 µs an allocation.
+    ``guard`` watches memory while it runs and acts by its options: True, the ``guard:`` block as a mapping, or
+    `GuardOptions`; ``on_guard`` gets every decision as a `framepipe.guard.monitor.Record`, on a thread of the pipeline.
+    What needs more memory than is measured free is not begun, unless ``check_memory`` is False.
 
     Raises `ConfigError` where the parts do not fit, before anything is opened.
     """
@@ -90,6 +77,10 @@ class Pipeline:
         ahead_bytes: int | None = None,
         name: str | None = None,
         nvtx: bool = False,
+        guard: bool | Mapping[str, Any] | GuardOptions | None = None,
+        on_guard: Callable[[Record], Any] | None = None,
+        pin_stacks: bool = False,
+        check_memory: bool = True,
     ) -> None:
         self.name = name or f"framepipe-{next(_numbers)}"
         self.report: RunReport | None = None
@@ -105,15 +96,19 @@ class Pipeline:
         self._threads = threads if threads is not None else parts.decode_threads(self._device.kind)
         if self._threads < 1:
             raise ConfigError(f"threads is {self._threads}; it must be at least 1")
+        self._guard = make_guard(guard)
+        self._on_guard = on_guard
         self._decode = decode
         self._overwrite = overwrite
         self._queue = queue
+        self._check_memory = check_memory
         self._ahead = ahead_bytes if ahead_bytes is not None else parts.ahead_nbytes(self._threads)
         self._engine: Engine | None = None
         self._feeds: list[Feed] = []
         self._infos: dict[str, SourceInfo] = {}
         self._summary: Summary | None = None
         self._snapshots = Snapshots()
+        self._pin_stacks = pin_stacks
         self._tracer = tracing.nvtx() if nvtx else tracing.OFF
         self._tell: Callable[[str], None] = _log.info
         self._stopped = False
@@ -131,7 +126,8 @@ class Pipeline:
         """Run to the end and return the report.
 
         ``progress`` is called about four times a second, ``tell`` with a line of text where something takes long
-        before the first frame (by default the logger ``framepipe`` hears of it, at INFO); both in this thread. Raises
+        before the first frame (by default the logger ``framepipe`` hears of it, at INFO) and with each decision of a
+        guard (which the logger ``framepipe.guard`` hears of in any case); both in this thread. Raises
         the first error of a stage, sink or the machine; a source that fails is only in the report, unless nothing was
         delivered at all.
         """
@@ -144,8 +140,11 @@ class Pipeline:
                 if progress is not None and now - last >= 0.25:
                     last = now
                     progress(self.statistics())
+                engine.pass_on(tell)
             if progress is not None:
                 progress(self.statistics())
+            if engine is not None:
+                engine.pass_on(tell)
         except BaseException:
             self.close()
             raise
@@ -249,8 +248,7 @@ class Pipeline:
                 return None
             engine = self._open(iterating)
             self._engine = engine
-            _alive.add(engine)
-            weakref.finalize(self, _forgotten, engine, self.name).atexit = False
+            alive.watch(self, engine, self.name)
             if self._stopped:  # meanwhile: see `stop`
                 engine.stop()
             engine.start()
@@ -265,7 +263,9 @@ class Pipeline:
             self._stages, wanted | ({"image"} if iterating and not self._stages else set()), parts.make_rgb
         )
         self._check_outputs()
+        holdings = Holdings(self._device.kind)
         device = self._device.make()
+        device.ledger.stacks = self._pin_stacks
         opened: list[Callable[[], None]] = [device.close]
         try:
             if self._device_memory is not None:
@@ -274,8 +274,7 @@ class Pipeline:
             options = self._options
             if options.strategy == "auto":
                 options = replace(options, strategy=device.default_staging)
-            fillers = min(4, max(1, self._threads // 4)) if options.fillers == "auto" else options.fillers
-            slots = options.depth + 1 + fillers if options.slots == "auto" else options.slots
+            slots = budget.slots(options, self._threads)
             stager = registry.find("staging", options.strategy)()
             stager.copy_threads = options.copy_threads
             stager.timings = {what: [] for what in TIMINGS} if options.measure else None
@@ -285,7 +284,10 @@ class Pipeline:
                 with device.bound():
                     stage.open(device)
                 opened.append(stage.close)
-            context = SinkContext(self._infos, self._overwrite)
+            if self._check_memory:
+                setup = parts.make_setup(device, options, self._threads, self._sinks, self._queue if iterating else 0)
+                refuse_too_much(device, setup, stages, None if iterating else wanted, self._feeds)
+            context = SinkContext(self._infos, self._overwrite, device=device)
             for sink in self._sinks:
                 sink.open(context)
                 opened.append(sink.close)
@@ -300,6 +302,7 @@ class Pipeline:
             )
             engine = Engine(
                 device=device,
+                holdings=holdings,
                 pool=pool,
                 stager=stager,
                 options=options,
@@ -312,6 +315,8 @@ class Pipeline:
                 name=self.name,
                 tracer=self._tracer,
             )
+            if self._guard is not None:
+                guarding.attach(self._guard, engine, self._on_guard)
         except BaseException as error:
             for close in reversed(opened):
                 try:
@@ -325,6 +330,7 @@ class Pipeline:
     def _check_outputs(self) -> None:
         names = [feed.name for feed in self._feeds]
         paths = [path for sink in self._sinks for path in sink.paths(names)]
+        paths += [self._guard.file] if self._guard and self._guard.file else []
         check_outputs(paths, self._overwrite, [info.path for info in self._infos.values()])
 
     # -- ending -------------------------------------------------------------------------------------------------
@@ -365,14 +371,15 @@ def open(
     stages: Sequence[Stage | str] | None = None,
     staging: str | Mapping[str, Any] | StagingOptions = "auto",
     accuracy: Literal["exact", "fast"] | None = None,
+    tonemap: Literal["hable", "reinhard", "none"] = "none",
     **options: Any,
 ) -> Pipeline:
     """The frames of one or several inputs: ``with framepipe.open("clip.mp4") as frames: for frame in frames: …``.
 
     Without ``stages`` every ``frame.image`` is the upright picture as RGB uint8 (H, W, 3) on the device, converted
     with ``accuracy`` (``exact`` is within 1 code of the standard's formula, ``fast`` within 3; by default fast on
-    the CPU). ``start``, ``end``, ``every``, ``fps``, ``loop``, ``stream`` and the like go to each source given by
-    its name; everything else to `Pipeline`.
+    the CPU), HDR by the curve ``tonemap``. ``start``, ``end``, ``every``, ``fps``, ``loop``, ``stream`` and the like go
+    to each source given by its name; everything else to `Pipeline`.
     """
     from framepipe.sources.file import File
     from framepipe.stages.rgb import Rgb
@@ -382,14 +389,8 @@ def open(
     for_source = {key: options.pop(key) for key in list(options) if key in fields}
     sources = [s if isinstance(s, Source) else replace(parts.make_source(s), **for_source) for s in given]
     if stages is None:
-        stages = [Rgb(accuracy=accuracy)]
-    elif accuracy is not None:
-        raise ConfigError("accuracy goes with the default stages; give it to your own rgb or tensor stage instead")
+        stages = [Rgb(accuracy=accuracy, tonemap=tonemap)]
+    elif accuracy is not None or tonemap != "none":
+        name = "tonemap" if accuracy is None else "accuracy"
+        raise ConfigError(f"{name} goes with the default stages; give it to your own rgb or tensor stage instead")
     return Pipeline(sources, stages, device=device, staging=staging, **options)
-
-
-def _forgotten(engine: Engine, name: str) -> None:
-    """A pipeline was collected without close: end its threads (they hold the engine alone)."""
-    if not engine.finished.is_set():
-        engine.stop()
-        warnings.warn(f"pipeline {name!r} was never closed; use it in a with statement", ResourceWarning, stacklevel=2)

@@ -93,7 +93,12 @@ class RunReport:
 
     ``stages`` has for each id ``count``, ``p50_ms``, ``p95_ms``, ``p99_ms`` and ``max_ms`` of the host's time a batch:
     on the CPU that of the work, on a GPU that to launch it. ``device`` in it is the same of the GPU's own time, from a
-    sample of the batches, or None where that was not measured.
+    sample of the batches, or None where that was not measured. ``guard`` is what watched memory
+    (`framepipe.guard.monitor.Guard.report`), or None where nothing did.
+
+    ``memory`` has in ``pins`` a row for each owner of page-locked memory (`framepipe.ledger.Account`), in ``tiers`` the
+    ``hot`` and the ``cold`` one (`framepipe.tiers.TierState`) as they were at the end of the run, and in
+    ``pinned_elsewhere`` an estimate of what others in the process have page-locked (`framepipe.holdings.Holdings`).
     """
 
     exit: str = "complete"
@@ -110,6 +115,7 @@ class RunReport:
     sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
     upload: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
+    guard: dict[str, Any] | None = None
     versions: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     error: str | None = None

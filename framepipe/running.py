@@ -9,12 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from math import prod
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import numpy as np
-
+from framepipe import budget
 from framepipe.chain import Chain, Chains, Link, locate, stage_error
 from framepipe.device.base import Device, Event, Stream, Timer
 from framepipe.errors import DeviceError, FramepipeError
@@ -23,17 +21,8 @@ from framepipe.report import Durations
 from framepipe.ring import Ring, Slot, affordable
 from framepipe.stage import ArraySpec
 from framepipe.stager import Stager
+from framepipe.tokens import Token, Tokens
 from framepipe.tracing import OFF, Tracer
-
-
-class Token:
-    """The right to have a batch in flight; ``done`` is recorded behind everything of it."""
-
-    __slots__ = ("done", "stamp")
-
-    def __init__(self, done: Event) -> None:
-        self.done = done
-        self.stamp: Any = None
 
 
 class InFlight:
@@ -88,10 +77,7 @@ class Runner:
         """Behind which each half may be overwritten."""
         self.launched = [device.event(f"launched half {i}") for i in range(depth)]
         # One batch more than halves: its upload is enqueued before its half is free, behind `consumed`.
-        self._every_token = [Token(device.event(f"done {i}")) for i in range(depth + 1)]
-        self.tokens: SimpleQueue[Token] = SimpleQueue()
-        for token in self._every_token:
-            self.tokens.put(token)
+        self.tokens = Tokens(Token(device.event(f"done {i}")) for i in range(depth + 1))
         self.in_flight: SimpleQueue[Any] = SimpleQueue()  # `InFlight`, `SOURCE_ENDED`, or None at the end
         self.durations: dict[str, Durations] = {stage.id: Durations() for stage in chains.stages}
         self.device_durations: dict[str, Durations] = {stage.id: Durations() for stage in chains.stages}
@@ -104,6 +90,8 @@ class Runner:
         self.ran_s = 0.0
         self._batches = 0
         self.chain: Chain | None = None  # of the batch before
+        self.passed: Callable[[], None] = _nothing
+        """Called once the device's time has gone on by a batch; a guard's, where time is modelled."""
         self._fail = fail
         self._upload = tracer.wrap("framepipe.upload", stager.upload)
         self._download = tracer.wrap("framepipe.read-back", device.download)
@@ -170,6 +158,8 @@ class Runner:
             self.device.watch()
             self._timing = []
         items = slot.items
+        self.device.advance(len(items))
+        self.passed()
         self.copy.wait(self.consumed[half])  # the edge back: the half is overwritten only behind its last reader
         with self.stager.timed("upload"):
             planes = self._upload(slot, spec, half, self.copy, slot.copied)
@@ -218,7 +208,7 @@ class Runner:
     def _settle(self, mine: Token, chain: Chain, batch: int) -> None:
         """A spec not seen before: device memory is planned with nothing else in flight."""
         spec = chain.spec
-        others = [self.tokens.get() for _ in range(len(self._every_token) - 1)]
+        others = self.tokens.gather()
         for token in (mine, *others):
             token.done.synchronize()
         for consumed in self.consumed:
@@ -230,10 +220,8 @@ class Runner:
         for token in others:
             self.tokens.put(token)
         if self.stager.holds_frames and self.device.host_shared:
-            for number in range(len(self._every_token), affordable(2 * spec.nbytes * batch)):
-                token = Token(self.device.event(f"done {number}"))
-                self._every_token.append(token)
-                self.tokens.put(token)
+            for number in range(len(self.tokens), affordable(2 * spec.nbytes * batch)):
+                self.tokens.add(Token(self.device.event(f"done {number}")))
 
     def _read_back(
         self, names: list[str], chain: Chain, batch: Batch, known: dict[str, Any], half: int
@@ -243,25 +231,21 @@ class Runner:
         self.back.wait(self.launched[half])
         host = {}
         for name in names:
-            host[name] = self.host_memory(chain.flow.arrays[name], len(batch))
+            host[name] = self.host_memory(name, chain.flow.arrays[name], len(batch))
             self._download(host[name], known[name], self.back)
         return host
 
-    def host_memory(self, array: ArraySpec, n: int) -> Any:
+    def host_memory(self, name: str, array: ArraySpec, n: int) -> Any:
         """Memory to read ``n`` pictures' arrays back to: a whole batch's, so that a partial one needs no other."""
-        memory = self.device.host_output((max(n, self.stager.batch), *array.shape), array.dtype)
+        memory = self.device.host_output((max(n, self.stager.batch), *array.shape), array.dtype, f"read-back of {name}")
         return memory if len(memory) == n else memory[:n]
 
     def _plan_read_back(self, chain: Chain) -> None:
         """Page-lock what results are read back to, before the first batch needs it."""
-        early = chain.small(late=False)
-        wanted = sorted(self._on_host & chain.kept)
-        self._back[chain.spec] = early + [name for name in wanted if name not in {*chain.late_writes, *early}]
-        for name in {*self._back[chain.spec], *wanted, *chain.small(late=True)}:
-            array = chain.flow.arrays[name]
-            nbytes = self.stager.batch * prod(array.shape) * np.dtype(array.dtype).itemsize
-            # One for each batch in flight and one with the sinks; two of what is read back by the sink thread itself.
-            self.device.host_reserve(nbytes, len(self._every_token) + 1 if name in self._back[chain.spec] else 2)
+        blocks = budget.read_back(chain, self._on_host, self.stager.batch, len(self.tokens))
+        self._back[chain.spec] = [block.name for block in blocks if block.beside]
+        for block in blocks:
+            self.device.host_reserve(block.nbytes, block.blocks, f"read-back of {block.name}")
 
 
 def count(item: Item, book: str, reason: str) -> None:
@@ -279,6 +263,10 @@ def lose(items: Iterable[Item], error: BaseException) -> None:
             count(item, "failed", str(stage))
         else:
             count(item, "dropped", "stopped")
+
+
+def _nothing() -> None:
+    pass
 
 
 def _record(events: Iterable[Event], stream: Stream) -> None:

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from framepipe.frame import Frame
 from framepipe.registry import Component
+
+if TYPE_CHECKING:
+    from framepipe.device.base import Device
 
 
 @dataclass(slots=True)
@@ -31,12 +36,23 @@ class SourceInfo:
 
 @dataclass(slots=True)
 class SinkContext:
-    """What a sink gets at `Sink.open`: the sources by name, and whether existing files may be replaced."""
+    """What a sink gets at `Sink.open`: the sources by name, and whether existing files may be replaced.
+
+    ``device`` is the pipeline's, or None where a sink is used without one.
+    """
 
     sources: Mapping[str, SourceInfo]
     overwrite: bool = False
     warnings: list[str] = field(default_factory=list)
     """A sink appends what the user should know (sound left out, a time stamp moved); shown once, and in the report."""
+    device: Device | None = None
+
+    def host_output(self, shape: tuple[int, ...], dtype: Any, owner: str) -> np.ndarray:
+        """An uninitialised array of the pipeline's cold tier (`Device.host_output`): recycled, page-locked for a GPU.
+
+        It is for large and rare buffers; ``owner`` is the name under which the report has it.
+        """
+        return np.empty(shape, dtype) if self.device is None else self.device.host_output(shape, dtype, owner)
 
 
 class Sink(Component):

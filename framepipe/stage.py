@@ -99,21 +99,30 @@ class Stage(Component):
     """True where `launch` puts memory of its own into ``batch.out`` (on the CPU, a library's recycled frames)."""
     uses_alpha: bool = False
     """Whether the alpha of pictures is used. Where no stage does the report says that it was dropped."""
+    tonemap: str | None = None
+    """Of stages that make RGB of planes: the curve that takes HDR to SDR, or ``none``, which the report then says."""
     id: str = ""
     device: Device
 
     def plan(self, flow: Flow) -> Flow:
         """Map what comes in to what goes out, before the first frame and again whenever the spec changes.
 
-        Every array written anew is ``flow.put(name, ArraySpec(...))``. A stage object serves one spec: where sources
-        of several sizes meet, the pipeline copies it (`copy.copy`, before `plan`) for each further one. Raises
-        `ConfigError` where the parameters do not fit. The default writes each array of ``writes`` anew in its present
-        shape.
+        Every array written anew is ``flow.put(name, ArraySpec(...))``; ``<id>.`` begins the names of those that nobody
+        else is to see. A stage object serves one spec: where sources of several sizes meet, the pipeline copies it
+        (`copy.copy`, before `plan`) for each further one. Raises `ConfigError` where the parameters do not fit. The
+        default writes each array of ``writes`` anew in its present shape.
         """
         for name in sorted(self.writes - {"meta", "planes"}):
             if name in flow.arrays:
                 flow = flow.put(name, replace(flow.arrays[name]))
         return flow
+
+    def device_nbytes(self, sources: int) -> int:
+        """Device memory, in bytes, that it keeps beside its results once planned, for so many sources of this spec.
+
+        What `framepipe plan` adds up; 0 where a stage keeps none, or does not tell.
+        """
+        return 0
 
     def open(self, device: Device) -> None:
         """Take the device, once, before the first `plan`. Compile kernels here, not in `launch`."""
@@ -130,7 +139,7 @@ class Stage(Component):
         """On the host, once the device is done: turn ``batch.host`` into ``item.meta[self.id]`` of each item."""
 
     def reset(self, source: str) -> None:
-        """Drop what is remembered of a source: its pictures have changed their spec."""
+        """Drop what is remembered of a source: its pictures have changed, and not only the shape of their pixels."""
 
     def close(self) -> None:
         """Give up what `open` took. Called once, after the device is idle."""

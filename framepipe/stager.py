@@ -52,6 +52,21 @@ class StagingOptions:
             raise ConfigError("; ".join(problems), problems)
 
 
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What a strategy takes on the host: ``blocks`` of ``nbytes`` at a time, ``pinned`` or ``pageable``.
+
+    ``taken`` is what a block takes of the system, more where its allocator rounds up, None where that does not say.
+    ``per_batch`` means that a block is made for every batch.
+    """
+
+    kind: Literal["pinned", "pageable"]
+    blocks: int
+    nbytes: int
+    taken: int | None
+    per_batch: bool = False
+
+
 class Stager(Component):
     """Base of the staging strategies. One object a pipeline; `plan` is called again when the spec changes.
 
@@ -83,6 +98,19 @@ class Stager(Component):
     def missing(cls, device_kind: str) -> str | None:
         """Why this strategy cannot work on this machine with a device of that kind; None where it can."""
         return None
+
+    @classmethod
+    def host_memory(cls, spec: FrameSpec, slots: int, batch: int, *, host_shared: bool) -> HostMemory | None:
+        """What slots for pictures of ``spec`` take where nothing is refused, on a device that is the host or is not.
+
+        None for no memory of its own, and where a strategy does not tell.
+        """
+        return None
+
+    @classmethod
+    def has_halves(cls, *, host_shared: bool) -> bool:
+        """Whether uploads go to ``depth`` blocks of a batch each in device memory."""
+        return False
 
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         """Take the device and the numbers to allocate for."""

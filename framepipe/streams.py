@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import av.error
 from framepipe.errors import SourceError
 
 _ATTACHED_PIC = 0x0400  # AV_DISPOSITION_ATTACHED_PIC: a cover, not video
+_ROUNDING = 0.02  # containers that keep a size to show instead of an aspect
 _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 
 
@@ -66,10 +68,82 @@ def _is_cover(stream: Any) -> bool:
 
 def sample_aspect(stream: Any) -> tuple[int, int]:
     """How wide and how high a pixel is, as the container has it or else the codec; square where neither says so."""
-    aspect = stream.sample_aspect_ratio
+    return _pair(stream.sample_aspect_ratio)
+
+
+def coded_aspect(stream: Any) -> tuple[int, int] | None:
+    """What the codec says of it, before anything is decoded; None where the container says something else.
+
+    Then the container is right, whatever the codec says further on.
+    """
+    coded, stated = _pair(stream.codec_context.sample_aspect_ratio), sample_aspect(stream)
+    return coded if abs(Fraction(*coded) / Fraction(*stated) - 1) < _ROUNDING else None
+
+
+def _pair(aspect: Any) -> tuple[int, int]:
     if not aspect or aspect.numerator <= 0 or aspect.denominator <= 0:
         return 1, 1
     return Fraction(aspect.numerator, aspect.denominator).as_integer_ratio()
+
+
+class PixelAspects:
+    """How wide and how high the pixels of a decoder's pictures are: a stream may change it at a key frame.
+
+    No frame says it here. The decoder does, of the packet that it has decoded last: frame threads decode as many at a
+    time as they are, and the picture may be given out later than pictures of packets before it.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._coded = getattr(stream, "coded_aspect", None)
+        self._sent: deque[int | None] = deque()
+        """Time stamps of the packets that are being decoded."""
+        self._told: Any = None
+        self._last: tuple[int, int] | None = None
+        self._coming: deque[tuple[int | None, tuple[int, int]]] = deque()
+        """Aspects, and the time stamps, if known, of the pictures that have them first."""
+        self._begun = False
+        self._now: tuple[int, int] | None = None
+
+    def decoded(self, decoder: Any, packet: Any) -> bool:
+        """Look what came of a packet, or of a flush (None), before its pictures go on.
+
+        False where some of these have another aspect than the others, and it is not known which.
+        """
+        if self._coded is None:
+            return True
+        if packet is not None:
+            self._sent.append(packet.pts)
+            while len(self._sent) > max(1, decoder.thread_count):
+                self._sent.popleft()
+        told = decoder.sample_aspect_ratio
+        if self._last is not None and told == self._told:
+            return True
+        self._told = told
+        before, self._last = self._last or self._coded, _pair(told)
+        self._coming.append((self._sent[0] if packet is not None else None, self._last))
+        return packet is not None or self._last == before
+
+    def restart(self) -> None:
+        """Another decoder goes on with the pictures, from a key frame that may have been shown."""
+        self._sent.clear()
+        self._coming.clear()
+        self._last = None
+
+    def of(self, frame: Any) -> tuple[int, int]:
+        """That of the next picture."""
+        while self._coming:
+            start, aspect = self._coming[0]
+            later = start is None or frame.pts is None or frame.pts >= start
+            if self._begun and not (later and frame.key_frame):
+                break
+            self._begun = True
+            self._coming.popleft()
+            self._now = None if aspect == self._coded else aspect
+            if start is None or frame.pts is None:
+                break  # the next is for another picture
+        self._begun = True
+        return self._now or self._stream.sample_aspect
 
 
 def alpha_decoder(stream: Any) -> str | None:

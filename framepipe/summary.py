@@ -34,7 +34,7 @@ class Summary:
         sources = [_source(feed, engine) for feed in feeds]
         report = RunReport(
             exit=_exit(engine, feeds, stopped, frames),
-            device={"kind": device.kind, "name": device.name, "why": self.why},
+            device={**device.describe(), "why": self.why},
             staging={
                 "strategy": self.strategy,
                 "slots": len(engine.ring.slots),
@@ -60,12 +60,15 @@ class Summary:
                 "pinned_bytes": device.ledger.peak.get("pinned", 0),
                 "pinned_bytes_taken": device.ledger.most_taken("pinned"),
                 "pinned_allocations": device.ledger.allocations.get("pinned", 0),
+                "pinned_bytes_total": device.ledger.pinned_total,
                 "replans": engine.fillers.replans,
                 "pageable_bytes": device.ledger.peak.get("pageable", 0),
                 "device_bytes_peak": device.ledger.peak.get("device"),
                 "rss_peak_bytes": reports.peak_rss_bytes(),
                 "vram": device.vram(),
+                **engine.holdings.as_json(),
             },
+            guard=engine.guard.report() if engine.guard is not None else None,
             versions=reports.versions(),
             warnings=[
                 *device.warnings,
@@ -111,7 +114,9 @@ class Snapshots:
 
     def _of_device(self, engine: Engine, seconds: float) -> dict[str, Any]:
         ledger = engine.device.ledger
-        free = [reading["free"] for reading in engine.device.vram() if reading.get("free") is not None]
+        # What is modelled is not told beside what is measured, where there is no room to say which is which.
+        measured = [reading for reading in engine.device.vram() if not reading.get("modelled")]
+        free = [reading["free"] for reading in measured if reading.get("free") is not None]
         return {
             "pinned_bytes": ledger.bytes.get("pinned"),
             "device_bytes": ledger.bytes.get("device"),
@@ -231,7 +236,7 @@ def _source(feed: Feed, engine: Engine) -> dict[str, Any]:
     status = "failed" if feed.error is not None else "complete" if feed.ended else "stopped"
     if status == "complete" and (feed.packet_errors or truncated(feed)):
         status = "incomplete"
-    warnings = [*feed.warnings, *findings(feed, alpha_used=any(stage.uses_alpha for stage in engine.chains.stages))]
+    warnings = [*feed.warnings, *findings(feed, engine.chains.stages)]
     if missing := truncated(feed):
         warnings.append(missing)
     return {

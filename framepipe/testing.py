@@ -202,7 +202,7 @@ def _exact_rgb() -> Stage:
 
 
 def check_device(make: Callable[[], Device]) -> None:
-    """Check a device: copies in order, events, leases that keep their memory, the ledger, closing twice."""
+    """Check a device: copies in order, events, leases that keep their memory, tiers, the ledger, closing twice."""
     device = make()
     copy_stream, compute = device.stream("copy"), device.stream("compute")
     host = device.host_empty(1024, pinned=True)
@@ -223,6 +223,7 @@ def check_device(make: Callable[[], Device]) -> None:
     stamp = device.stamp()
     device.observe(stamp)
     del held
+    _check_cold(device)
     compute.synchronize()
     copy_stream.synchronize()
     device.host_free(host)
@@ -231,6 +232,18 @@ def check_device(make: Callable[[], Device]) -> None:
     device.close()
     left = {kind: nbytes for kind, nbytes in device.ledger.bytes.items() if nbytes}
     assert not left, f"the ledger still holds {left} after close"
+
+
+def _check_cold(device: Device) -> None:
+    held = [device.host_output((size,), "uint8", "check") for size in (64, 100) for _ in range(3)]
+    places = [int(array.ctypes.data) for array in held]
+    assert len(set(places)) == len(places), "memory that is held must not be handed out again"
+    assert not any(place % device.cold.align for place in places), "cold memory is aligned"
+    before = device.tiers()["cold"].in_use_blocks
+    del held
+    assert before - device.tiers()["cold"].in_use_blocks == len(places), "what is dropped comes back"
+    again = device.host_output((100,), "uint8", "check")
+    assert int(again.ctypes.data) in places[3:], "a block is used again for its own size"
 
 
 def _check_result(device: Device, half: Any, compute: Any, done: Any) -> None:

@@ -36,6 +36,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import framepipe
+from framepipe.config import loads
+from framepipe.errors import ConfigError
+from framepipe.framespec import FrameSpec
 from framepipe.stages.rgb import Rgb
 from framepipe.testing import FrameList, run_stages
 
@@ -123,6 +126,26 @@ def test_b05_untagged_is_601_below_720_lines_and_709_from_there(tmp_path, device
         assert seen.source["matrix"] == matrix
         assert seen.source["assumed"] == ["matrix", "range"]
         assert all(frame.spec.assumed == ("matrix", "range") for frame in seen.frames)
+        known = {"matrix": matrix, "range": "limited", "assumed": ["matrix", "range"]}
+        assert all(frame.meta["picture"] == known for frame in seen.frames)
+
+
+def test_b05_what_is_said_is_not_in_meta():
+    plain = tagged(solid(RED_601), {"colorspace": SMPTE170M, "color_range": LIMITED})
+    assert all("picture" not in frame.meta for frame in see(FrameList(frames=[plain])).frames)
+    assert FrameSpec(8, 8, "yuv420p").notes == {}
+
+
+def test_b05_no_stage_takes_the_name_that_meta_has_for_the_picture():
+    stage = Rgb()
+    stage.id = "picture"
+    with (
+        framepipe.Pipeline([FrameList(frames=[solid(RED_601)])], [stage], ["discard"], device="cpu") as pipeline,
+        pytest.raises(ConfigError, match="'picture'"),
+    ):
+        pipeline.run()
+    with pytest.raises(ConfigError, match=r"stages\[0\].id: no stage may be called 'picture'"):
+        loads("version: 1\nsources: [a.mp4]\nstages: [{rgb: {}, id: picture}]\nsinks: [discard]\n")
 
 
 def test_b05_the_assumption_can_be_overridden(tmp_path):
@@ -146,6 +169,15 @@ def test_b05_the_shorter_side_says_how_large_it_is(size, matrix):
 
 
 # -- B06: HDR ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("trc", "name"), [(PQ, "pq"), (HLG, "hlg")])
+@pytest.mark.parametrize("size", [(64, 48), (1280, 720)])
+def test_b06_hdr_without_a_matrix_is_2020(size, trc, name):
+    """BT.2100, which defines both, has no other."""
+    seen = see(FrameList(frames=[tagged(solid((520, 512, 512), size=size, pix_fmt="yuv420p10le"), {"color_trc": trc})]))
+    assert (seen.source["matrix"], seen.source["assumed"]) == ("bt2020", ["matrix", "range"])
+    assert seen.frames[0].meta["picture"]["transfer"] == name
 
 
 @DEVICES

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 from case_inputs import (
@@ -26,6 +28,7 @@ from case_inputs import (
 )
 
 from framepipe.device.select import why_not
+from framepipe.stages.motion import Motion
 from framepipe.stages.resize import Resize
 from framepipe.stages.rgb import Rgb
 from framepipe.stages.tensor import Tensor
@@ -91,6 +94,24 @@ def test_alpha(pix_fmt, alpha):
     assert all(("alpha" in tensors) == (alpha == "keep") for tensors in seen.tensors)
 
 
+@pytest.mark.parametrize("pix_fmt", ["yuva420p", "yuva444p12le", "rgba", "gbrap16le", "ya8", "yuv420p"])
+@pytest.mark.parametrize(
+    "options", [{}, {"width": 40}, {"width": 50, "height": 50, "mode": "letterbox", "layout": "nhwc", "order": "bgr"}]
+)
+def test_alpha_in_a_tensor(pix_fmt, options):
+    rng = np.random.default_rng(8)
+    frames = []
+    for number in range(5):
+        frame = solid((0, 0, 0, 0), size=(97, 33), pix_fmt=pix_fmt)
+        for _, view in planes_of(frame):
+            view[:] = rng.integers(0, 1 << bits_of(pix_fmt), view.shape)
+        frame.pts, frame.time_base = number, Fraction(1, 25)
+        frames.append(frame)
+    given = {"accuracy": "exact", "alpha": (255, 0, 60), **options}
+    alike(FrameList(frames=frames), make=lambda: [Tensor(**given), Rgb(accuracy="exact")])
+    check_stage(Tensor(**given), pix_fmt=pix_fmt, device="cuda")
+
+
 @pytest.mark.parametrize("alpha", ["keep", (9, 99, 199)])
 def test_the_contract_of_alpha(alpha):
     check_stage(Rgb(accuracy="exact", alpha=alpha), pix_fmt="yuva420p", device="cuda")
@@ -105,7 +126,50 @@ def test_turned_and_mirrored(tmp_path, degrees, hflip):
         frame = solid(GREY, i)
         dict(planes_of(frame))["Y"][16:40, 16:24] = 200
         frames.append(frame)
-    alike(encode(tmp_path / "clip.mp4", frames, turned=(degrees, hflip, False)))
+    clip = encode(tmp_path / "clip.mp4", frames, turned=(degrees, hflip, False))
+    alike(clip)
+    tensors = [
+        {"height": 40},
+        {"dtype": "float16", "layout": "nhwc"},
+        {"width": 99, "height": 77, "method": "bilinear"},
+    ]
+    make = [Tensor(accuracy="exact", name=f"t{i}", **given) for i, given in enumerate(tensors)]
+    alike(clip, make=lambda: [*copy.deepcopy(make), Rgb(accuracy="exact", chroma="bilinear")])
+
+
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+@pytest.mark.parametrize("hflip", [False, True])
+def test_alpha_and_motion_of_turned_and_mirrored(tmp_path, degrees, hflip):
+    rng = np.random.default_rng(3)
+    still = rng.integers(0, 100, (96, 160), np.uint8)
+    frames = []
+    for i in range(16):
+        frame = av.VideoFrame(160, 96, "argb")
+        for _, view in planes_of(frame):
+            view[:] = still
+            view[24:56, 40 + 4 * i : 60 + 4 * i] = 250
+        frames.append(frame)
+    clip = encode(tmp_path / "clip.mov", frames, "qtrle", turned=(degrees, hflip, False))
+    seen = alike(clip, make=lambda: [Motion(warmup=5), Rgb(accuracy="exact", alpha="keep")])
+    host = see(clip, stages=[Motion(warmup=5), Rgb(accuracy="exact")])
+    assert [frame.meta for frame in seen.frames] == [frame.meta for frame in host.frames]
+    assert any(frame.meta["motion"] for frame in seen.frames)
+    alike(clip, make=lambda: [Rgb(accuracy="exact", alpha=(9, 99, 199))])
+
+
+def test_the_shape_of_pixels_that_changes(tmp_path):
+    parts = []
+    for number, aspect in enumerate([Fraction(12, 11), Fraction(16, 11), Fraction(12, 11)]):
+        part = encode(
+            tmp_path / f"{number}.ts", numbered(8, size=(72, 56), first=8 * number),
+            pts=range(8 * number, 8 * number + 8), aspect=aspect, container_options={"max_delay": "0"},
+        )  # fmt: skip
+        parts.append(part.read_bytes())
+    clip = tmp_path / "all.ts"
+    clip.write_bytes(b"".join(parts))
+    square = {"accuracy": "exact", "square_pixels": True}
+    seen = alike(clip, make=lambda: [Tensor(height=28, **square), Rgb(accuracy="exact"), Resize(square_pixels=True)])
+    assert len({picture.shape for picture in seen.pictures}) == 2 and seen.counters["changed"] == 2
 
 
 def test_interlaced(tmp_path):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import av
 import numpy as np
 import pytest
+from av.bitstream import BitStreamFilterContext, bitstream_filters_available
 from case_inputs import (
     BT709,
     GREY,
@@ -41,7 +42,9 @@ from framepipe.errors import ConfigError, UnsupportedFormatError
 from framepipe.frame import FrameSpec
 from framepipe.pipeline import Pipeline
 from framepipe.sinks.video import Video
+from framepipe.stage import ArraySpec, Stage
 from framepipe.stages.crop import Crop
+from framepipe.stages.motion import Motion
 from framepipe.stages.resize import Resize
 from framepipe.stages.rgb import Rgb
 from framepipe.stages.tensor import Tensor
@@ -200,6 +203,24 @@ def test_b12_alpha_is_composed_on_a_colour(tmp_path, device, codec, suffix):
     for colour, right in zip(seen.colours, [(128, 128, 128), (255, 0, 60), (191, 64, 94)], strict=True):
         assert near(colour, right, 2), seen.colours
     assert seen.source["warnings"] == []
+
+
+@DEVICES
+@DECODE
+@ALPHA_FILES
+def test_b12_alpha_is_composed_in_a_tensor_too(tmp_path, device, decode, codec, suffix):
+    clip, color = _alpha_clip(tmp_path, codec, suffix), (255, 0, 60)
+    kinds = {"accuracy": "exact", "alpha": color}
+    stages = [Tensor(**kinds, width=48, layout="nhwc", dtype="uint8"), Rgb(**kinds), Resize(width=48)]
+    seen = see(clip, device=device, decode=decode, stages=stages, batch=2)
+    assert len(seen.pictures) == 3
+    for tensors, picture in zip(seen.tensors, seen.pictures, strict=True):
+        assert set(tensors) == {"tensor"}
+        assert (tensors["tensor"] == picture).all()
+    alone = see(clip, device=device, stages=stages[:1])
+    assert alone.source["warnings"] == []
+    assert all((a["tensor"] == b["tensor"]).all() for a, b in zip(alone.tensors, seen.tensors, strict=True))
+    assert see(clip, stages=[Tensor()]).warns("alpha (yuva420p)", "dropped")
 
 
 @DEVICES
@@ -369,7 +390,7 @@ def _interlaced(path, count=6, codec="mpeg2video", *, moving=False, order="tt"):
 def test_b17_interlaced_pictures_pass_and_are_flagged(tmp_path, device, decode):
     seen = see(_interlaced(tmp_path / "clip.ts"), device=device, decode=decode)
     assert seen.numbers == list(range(6))  # six, not twelve
-    assert all(frame.interlaced for frame in seen.frames)
+    assert all(frame.interlaced and frame.meta["picture"]["interlaced"] for frame in seen.frames)
     assert seen.counters == {"interlaced": 6}
     assert seen.warns("6 pictures interlaced", "deinterlace: true")
 
@@ -558,15 +579,134 @@ def test_b18_photographs_as_the_camera_was_held(tmp_path, device):
 
 
 def test_b18_deinterlaced_and_mirrored(tmp_path):
-    frames = numbered(6)
-    clip = encode(
-        tmp_path / "clip.mp4", frames, "mpeg2video", options={"field_order": "tt"}, flags=INTERLACED_ENCODING,
-        turned=(90, True, False),
-    )  # fmt: skip
-    seen = see(clip, deinterlace=True)
-    assert [picture.shape for picture in seen.pictures] == [(96, 64, 3)] * 6
-    assert [np.rot90(np.fliplr(picture), 3).shape for picture in seen.pictures] == [(64, 96, 3)] * 6
-    assert seen.counters == {"deinterlaced": 6}
+    given = {"options": {"field_order": "tt"}, "flags": INTERLACED_ENCODING}
+    lying = see(encode(tmp_path / "a.mp4", numbered(6), "mpeg2video", **given), deinterlace=True)
+    for degrees, hflip, vflip in _WAYS:
+        clip = encode(tmp_path / "b.mp4", numbered(6), "mpeg2video", turned=(degrees, hflip, vflip), **given)
+        seen = see(clip, deinterlace=True)
+        for stored, upright in zip(lying.pictures, seen.pictures, strict=True):
+            right = np.rot90(stored, degrees // 90)
+            right = np.fliplr(right) if hflip else right
+            assert (upright == (np.flipud(right) if vflip else right)).all()
+        assert seen.counters == {"deinterlaced": 6}
+
+
+@dataclass(kw_only=True)
+class _Keep(Stage):
+    """Copies the luma plane, as it is given to stages, to a tensor."""
+
+    reads = frozenset({"planes"})
+    writes = frozenset({"luma"})
+
+    def plan(self, flow):
+        return flow.put("luma", ArraySpec((flow.spec.height, flow.spec.width)))
+
+    def launch(self, batch):
+        for i in range(len(batch)):
+            batch.out["luma"][i] = batch.planes.picture(i)[0]
+
+
+@DEVICES
+@DECODE
+@pytest.mark.parametrize("way", _WAYS)
+def test_b18_planes_travel_as_they_were_decoded(tmp_path, monkeypatch, device, decode, way):
+    """No filter turns them or mirrors them before they are on the device."""
+    clip = _oriented(tmp_path / "clip.mp4", *way)
+    with av.open(str(clip)) as container:
+        stored = [dict(planes_of(frame))["Y"].copy() for frame in container.decode(video=0)]
+    monkeypatch.setattr("framepipe.filtergraph.av.filter.Graph", None)
+    seen = see(clip, device=device, decode=decode, stages=[_Keep(), Rgb(accuracy="exact")], batch=3)
+    assert len(seen.tensors) == 20
+    for tensors, luma in zip(seen.tensors, stored, strict=True):
+        assert (tensors["luma"] == luma).all()
+    degrees, hflip, vflip = way
+    spec = seen.frames[0].spec
+    assert spec.mirrored == (hflip != vflip)
+    assert (spec.width, spec.height) == (96, 64)
+    assert spec.upright_size == ((64, 96) if degrees % 180 else (96, 64))
+
+
+@DEVICES
+@pytest.mark.parametrize("way", _WAYS)
+def test_b18_alpha_comes_upright_too(tmp_path, device, way):
+    """Kept, and composed: pictures that are their own alpha are squared on black."""
+    degrees, hflip, vflip = way
+    frame = av.VideoFrame(34, 18, "argb")
+    codes = np.random.default_rng(1).integers(0, 256, (18, 34), np.uint8)
+    for _, view in planes_of(frame):
+        view[:] = codes
+    clip = encode(tmp_path / "clip.mov", [frame], "qtrle", turned=way)
+    right = np.rot90(codes, degrees // 90)
+    right = np.fliplr(right) if hflip else right
+    right = np.flipud(right) if vflip else right
+    kept = see(clip, device=device, stages=[Rgb(accuracy="exact", alpha="keep")])
+    assert (kept.tensors[0]["alpha"] == right).all() and (kept.pictures[0] == right[..., None]).all()
+    squares = ((right.astype(int) ** 2 + 127) // 255)[..., None]
+    tensor = Tensor(accuracy="exact", alpha=(0, 0, 0), layout="nhwc", dtype="uint8")
+    composed = see(clip, device=device, stages=[tensor, Rgb(accuracy="exact", alpha=(0, 0, 0))])
+    assert (composed.pictures[0] == squares).all() and (composed.tensors[0]["tensor"] == squares).all()
+
+
+@DECODE
+def test_b18_a_stream_that_is_mirrored_further_on(tmp_path, decode):
+    """As a camera says that is turned round while it records: H.264 says it with each picture."""
+    if "h264_metadata" not in bitstream_filters_available:
+        pytest.skip("this FFmpeg cannot write display orientation")
+    plain = encode(tmp_path / "a.h264", numbered(6), container="h264").read_bytes()
+    one, turned = encode(tmp_path / "one.h264", numbered(1), container="h264"), b""
+    with av.open(str(one)) as container:
+        stream = container.streams.video[0]
+        mark = BitStreamFilterContext("h264_metadata=display_orientation=insert:rotate=90:flip=horizontal", stream)
+        for packet in container.demux(stream):
+            turned += b"".join(bytes(marked) for marked in mark.filter(packet if packet.size else None))
+    clip = tmp_path / "b.h264"
+    clip.write_bytes(plain + turned + plain)
+    seen = see(clip, decode=decode)
+    assert [frame.spec.mirrored for frame in seen.frames] == [False] * 6 + [True] + [False] * 6
+    assert seen.counters["changed"] == 2
+    right = np.rot90(np.fliplr(seen.pictures[0]), seen.frames[6].spec.rotation // 90)
+    assert right.shape == (96, 64, 3) and (seen.pictures[6] == right).all()
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_b18_formats_that_are_converted_come_upright_too(tmp_path, way):
+    frame = solid((100, 128, 128), size=(64, 48))
+    dict(planes_of(frame))["Y"][10:20, 30:60] = 200
+    packed = [frame.reformat(format="yuyv422")]
+    lying = see(encode(tmp_path / "a.mov", packed, "rawvideo")).pictures[0]
+    seen = see(encode(tmp_path / "b.mov", packed, "rawvideo", turned=way))
+    degrees, hflip, vflip = way
+    right = np.rot90(lying, degrees // 90)
+    right = np.fliplr(right) if hflip else right
+    right = np.flipud(right) if vflip else right
+    assert seen.source["pix_fmt"] != "yuyv422" and (seen.pictures[0] == right).all()
+
+
+def test_b18_a_matrix_that_says_nothing_turns_nothing():
+    frame = av.VideoFrame(32, 16, "gray")
+    for degrees in (-(1 << 31), 1000):  # what PyAV makes of one that is all zeros
+        told = SimpleNamespace(
+            width=32, height=16, format=frame.format, colorspace=2, color_range=0, color_trc=2, rotation=degrees
+        )
+        assert FrameSpec.of(told).rotation == 0
+
+
+@DEVICES
+@pytest.mark.parametrize("way", _WAYS)
+def test_b18_motion_is_found_where_it_is_seen(tmp_path, device, way):
+    frames = []
+    for i in range(20):
+        frame = solid(GREY, size=(160, 96))
+        if i > 15:
+            dict(planes_of(frame))["Y"][24:56, 40:56] = 230
+            dict(planes_of(frame))["Y"][40:56, 56:96] = 230
+        frames.append(frame)
+    clip = encode(tmp_path / "clip.mp4", frames, turned=way)
+    motion = Motion(warmup=5, min_area=200)
+    seen = see(clip, device=device, stages=[motion, Rgb(accuracy="exact")])
+    (found,) = seen.frames[-1].meta["motion"]
+    rows, columns = np.nonzero(seen.pictures[-1][..., 0] > 200)
+    assert found["box"] == pytest.approx([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1], abs=4)
 
 
 # -- pixels that are not square ----------------------------------------------------------------------------------------
@@ -580,6 +720,7 @@ def test_the_aspect_of_pixels_is_told(tmp_path, codec, suffix):
     seen = see(clip)
     assert {Fraction(*frame.spec.sample_aspect) for frame in seen.frames} == {Fraction(32, 27)}
     assert Fraction(*seen.source["sample_aspect"]) == Fraction(32, 27)
+    assert seen.frames[0].meta["picture"]["sample_aspect"] == [32, 27]
     assert all(picture.shape == (48, 72, 3) for picture in seen.pictures)  # as they are, unless asked
 
 
@@ -606,7 +747,7 @@ def test_square_pixels_stay_square_when_turned_cropped_and_resized(tmp_path):
     clip = _oriented(tmp_path / "clip.mp4", 90, aspect=Fraction(4, 3))
     seen = see(clip, stages=[Rgb(), Resize(square_pixels=True)])
     assert seen.pictures[0].shape == (96, 48, 3)  # 96x64 lying; upright 64x96 pixels of 3:4
-    assert seen.source["sample_aspect"] == [3, 4]
+    assert seen.source["sample_aspect"] == [3, 4] == seen.frames[0].meta["picture"]["sample_aspect"]
     squeezed = see(clip, stages=[Rgb(), Resize(width=32, height=96), Resize(square_pixels=True)])
     assert squeezed.pictures[0].shape == (96, 48, 3)
     again = see(clip, stages=[Rgb(), Resize(square_pixels=True), Resize(square_pixels=True)])
@@ -635,7 +776,6 @@ def test_a_video_that_is_written_says_it_too(tmp_path, suffix, stages, aspect):
 
 
 def test_the_aspect_of_mirrored_pixels(tmp_path):
-    """The sides are exchanged before the stages see the picture."""
     seen = see(_oriented(tmp_path / "clip.mp4", 90, True, aspect=Fraction(4, 3)))
     assert seen.source["sample_aspect"] == [3, 4] and seen.pictures[0].shape == (96, 64, 3)
 

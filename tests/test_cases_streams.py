@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import socket
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import numpy as np
 import pytest
 from case_inputs import (
     GREY,
+    INTERLACED_ENCODING,
     a_module_leaves_nothing_behind,
     encode,
     numbered,
+    planes_of,
     png,
     see,
     solid,
@@ -29,9 +33,13 @@ from framepipe import cli
 from framepipe.errors import FramepipeError, SourceError
 from framepipe.pipeline import Pipeline
 from framepipe.sinks.jsonl import Jsonl
+from framepipe.sinks.video import Video
 from framepipe.sources.file import File
+from framepipe.stages.motion import Motion
 from framepipe.stages.resize import Resize
 from framepipe.stages.rgb import Rgb
+from framepipe.stages.tensor import Tensor
+from framepipe.streams import PixelAspects
 from framepipe.testing import FrameList
 
 __all__ = ["a_module_leaves_nothing_behind"]
@@ -210,20 +218,154 @@ def test_b53_depth_and_format_change_too(tmp_path, device, decode, codec):
     assert seen.counters == {"changed": 3}
 
 
+ASPECTS = [Fraction(12, 11), Fraction(16, 11), Fraction(12, 11)]
+
+
+def _reshaped(tmp_path, codec, counts=(12, 12, 12), bframes=2, suffix=".ts", **options):
+    """Pictures of one size whose pixels have one shape after the other."""
+    parts, first = [], 0
+    for number, (aspect, count) in enumerate(zip(ASPECTS, counts, strict=False)):
+        frames = numbered(count, size=(72, 56), first=first)
+        times = range(2 * first, 2 * first + count)  # a gap between parts: some encoders begin a picture later
+        first += count
+        part = encode(
+            tmp_path / f"{number}{suffix}", frames, codec, pts=times, aspect=aspect, bframes=bframes, gop=6,
+            container_options={"max_delay": "0"} if suffix == ".ts" else None, **options,
+        )  # fmt: skip
+        parts.append(part.read_bytes())
+    clip = tmp_path / f"all{suffix}"
+    clip.write_bytes(b"".join(parts))
+    return clip
+
+
+def _aspects(seen):
+    return [Fraction(*frame.spec.sample_aspect) for frame in seen.frames]
+
+
 @pytest.mark.parametrize("codec", ["mpeg2video", "mpeg1video"])
 def test_b53_the_shape_of_pixels_changes(tmp_path, codec):
     """As television does between 4:3 and 16:9: the decoder begins anew and must not lose what it holds."""
-    parts = []
-    for number, aspect in enumerate([Fraction(12, 11), Fraction(16, 11), Fraction(12, 11)]):
-        frames = numbered(6, size=(72, 56), first=6 * number)
-        part = encode(
-            tmp_path / f"{number}.ts", frames, codec, pts=range(6 * number, 6 * number + 6), aspect=aspect, bframes=2,
-            container_options={"max_delay": "0"},
-        )  # fmt: skip
-        parts.append(part.read_bytes())
+    seen = see(_reshaped(tmp_path, codec))
+    assert seen.numbers == list(range(36))
+    first, second, third = (set(_aspects(seen)[at : at + 12]) for at in (0, 12, 24))
+    assert first == third != second and len(first) == len(second) == 1
+
+
+@DEVICES
+@DECODE
+@pytest.mark.parametrize("bframes", [0, 2])
+@pytest.mark.parametrize("codec", ["libx264", "libx265", "mpeg4"])
+def test_b53_the_shape_of_pixels_is_that_of_each_picture(tmp_path, device, decode, codec, bframes):
+    clip = _reshaped(tmp_path, codec, bframes=bframes)
+    stages = [Tensor(height=28, square_pixels=True), Rgb(accuracy="exact"), Resize(square_pixels=True)]
+    seen = see(clip, device=device, decode=decode, stages=stages, batch=5)
+    right = [aspect for aspect in ASPECTS for _ in range(12)]
+    assert _aspects(seen) == right
+    assert [picture.shape[:2] for picture in seen.pictures] == [(56, round(72 * aspect)) for aspect in right]
+    assert [tensors["tensor"].shape[1:] for tensors in seen.tensors] == [(28, round(36 * aspect)) for aspect in right]
+    assert seen.counters["changed"] == 2
+    assert seen.warns("2 pictures of another size, shape of pixels")
+    assert Fraction(*seen.source["sample_aspect"]) == ASPECTS[0]
+
+
+@DECODE
+@pytest.mark.parametrize(
+    ("codec", "counts"),
+    [
+        (codec, counts)
+        for codec in ("libx264", "libx265", "mpeg4", "mpeg2video")
+        for counts in ((9, 1), (12, 1), (8, 4, 1))
+    ]
+    + [("libx264", (1, 1, 8)), ("mpeg4", (1, 1, 8))],  # FFmpeg looks beyond these when it opens the file
+)
+def test_b53_the_shape_of_pixels_changes_near_an_end(tmp_path, codec, decode, counts):
+    """Frame threads give out the last pictures together, and what the decoder says then is true of the last alone."""
+    seen = see(_reshaped(tmp_path, codec, counts), decode=decode)
+    assert seen.numbers == list(range(sum(counts)))
+    found = _aspects(seen)
+    assert found[0] != found[counts[0]]
+    right = [found[0], found[counts[0]], found[0]]
+    assert found == [aspect for aspect, count in zip(right, counts, strict=False) for _ in range(count)]
+
+
+@DECODE
+def test_b53_the_shape_of_pixels_changes_while_deinterlacing(tmp_path, decode):
+    """The filter holds one picture back, which has the shape that it came with."""
+    options = {"x264-params": "threads=1:scenecut=0:tff=1"}
+    clip = _reshaped(tmp_path, "libx264", bframes=0, options=options, flags=INTERLACED_ENCODING)
+    seen = see(clip, decode=decode, deinterlace=True)
+    assert seen.numbers == list(range(36)) and seen.counters == {"deinterlaced": 36, "changed": 2}
+    assert _aspects(seen) == [aspect for aspect in ASPECTS for _ in range(12)]
+
+
+@DECODE
+def test_b53_the_shape_of_pixels_changes_without_time_stamps(tmp_path, decode):
+    clip = _reshaped(tmp_path, "libx264", suffix=".h264", container="h264")
+    assert _aspects(see(clip, decode=decode)) == [aspect for aspect in ASPECTS for _ in range(12)]
+
+
+@DECODE
+def test_b53_the_shape_and_the_size_change_together(tmp_path, decode):
+    muxed = {"max_delay": "0"}
+    wide = encode(tmp_path / "a.ts", numbered(8, size=(72, 56)), aspect=Fraction(16, 11), container_options=muxed)
+    tall = encode(tmp_path / "b.ts", numbered(8, size=(64, 96)), pts=range(8, 16), container_options=muxed)
     clip = tmp_path / "all.ts"
-    clip.write_bytes(b"".join(parts))
-    assert see(clip).numbers == list(range(18))
+    clip.write_bytes(wide.read_bytes() + tall.read_bytes())
+    seen = see(clip, decode=decode)
+    assert _aspects(seen) == [Fraction(16, 11)] * 8 + [Fraction(1)] * 8 and seen.counters["changed"] == 1
+
+
+def test_b53_a_video_of_pixels_that_change_has_a_part_for_each(tmp_path):
+    clip, sink = _reshaped(tmp_path, "libx264", (5, 6, 7)), Video(path=str(tmp_path / "out.mp4"))
+    with Pipeline([str(clip)], [], [sink], device="cpu") as pipeline:
+        report = pipeline.run()
+    assert any("72x56 of pixels 12:11 to 72x56 of pixels 16:11" in warning for warning in report.warnings)
+    found = []
+    for path in next(iter(report.sinks.values()))["paths"]:
+        seen = see(path)
+        found.append((_aspects(seen)[0], len(seen.frames)))
+    assert found == [(ASPECTS[0], 5), (ASPECTS[1], 6), (ASPECTS[2], 7)]
+
+
+def test_b53_what_the_container_says_of_the_shape_stays(tmp_path):
+    """Where it is not what the codec says."""
+    aspect = PixelAspects(SimpleNamespace(sample_aspect=(4, 3), coded_aspect=None))
+    frame = SimpleNamespace(key_frame=True, pts=0)
+    aspect.decoded(SimpleNamespace(sample_aspect_ratio=Fraction(2)), None)
+    assert aspect.of(frame) == (4, 3)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@DEVICES
+def test_b53_a_source_may_say_another_shape_of_each_picture(device, batch):
+    """Moving pictures go on before the background that is known: only the shape of pixels is another."""
+    frames = []
+    for i in range(24):
+        frame = solid((100, 128, 128), size=(160, 96))
+        if i >= 12:
+            dict(planes_of(frame))["Y"][32:64, 40:72] = 220
+        frame.pts, frame.time_base = i, Fraction(1, 25)
+        frames.append(frame)
+    said = [(1, 1)] * 12 + [(16, 11)] * 6 + [(1, 1)] * 6
+
+    @dataclass(kw_only=True)
+    class Said(FrameList):
+        def open(self, stopping):
+            stream = super().open(stopping)
+            given = stream.frames
+
+            def shaped():
+                for frame, aspect in zip(given(), said, strict=True):
+                    stream.sample_aspect = aspect
+                    yield frame
+
+            stream.frames = shaped
+            return stream
+
+    seen = see(Said(frames=frames), device=device, batch=batch, stages=[Motion(warmup=8), Rgb(accuracy="exact")])
+    assert [frame.spec.sample_aspect for frame in seen.frames] == said
+    assert [len(frame.meta["motion"]) for frame in seen.frames] == [0] * 12 + [1] * 12
+    assert seen.counters["changed"] == 2
 
 
 def test_b53_resized_to_one_size(tmp_path):

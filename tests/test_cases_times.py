@@ -171,6 +171,9 @@ def test_b23_a_decoder_that_was_flushed_before_is_at_its_end(tmp_path, monkeypat
         def __init__(self, context):
             self.context, self.left = context, 10
 
+        def __getattr__(self, name):
+            return getattr(self.context, name)
+
         def decode(self, packet):
             if packet is None:
                 flushes.append(self.context)

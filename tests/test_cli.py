@@ -257,7 +257,13 @@ def test_options_reach_the_configuration(fake, tmp_path):
 def test_nvtx_is_asked_for_on_the_command_line(fake):
     made = fake()
     assert cli.main(["run", "p.yaml", "-q"]) == cli.main(["run", "p.yaml", "-q", "--nvtx"]) == 0
-    assert made.options == [{"nvtx": False}, {"nvtx": True}]
+    assert [options["nvtx"] for options in made.options] == [False, True]
+
+
+def test_stacks_of_page_locking_are_asked_for_on_the_command_line(fake):
+    made = fake()
+    assert cli.main(["run", "p.yaml", "-q"]) == cli.main(["run", "p.yaml", "-q", "--pin-stacks"]) == 0
+    assert [options["pin_stacks"] for options in made.options] == [False, True]
 
 
 def test_allow_code_finds_modules_of_the_working_folder(fake, monkeypatch, capsys):
@@ -410,6 +416,22 @@ def test_the_closing_words_of_a_run_on_a_gpu_are_a_table_of_80_columns():
         "              fillers or a larger batch",
     ]
     assert max(len(line) for line in words) <= 80
+
+
+def pinned_row(*pins):
+    """The row of a run whose ``pins`` are pairs of owner and bytes."""
+    rows = [{"owner": owner, "peak_bytes": nbytes} for owner, nbytes in pins]
+    report = report_of(**{**GPU, "memory": {**GPU["memory"], "pins": rows}}, warnings=[], sources=[], sinks={})
+    words = "\n".join(_cli_run.closing_words(report))
+    return " ".join(words.partition("page-locked")[2].partition("video memory")[0].split())
+
+
+def test_who_page_locked_is_told_where_there_are_several():
+    assert pinned_row() == pinned_row(("ring slab (pooled)", 5)) == "12.4 MB in 1 allocation"
+    several = [("ring slab (pooled)", 12_400_000), ("read-back of image", 6_000_000), ("ring slab (pooled)", 1_000_000)]
+    assert pinned_row(*several) == ("12.4 MB in 1 allocation: ring slab (pooled) 13.4 MB, read-back of image 6.0 MB")
+    many = [(f"read-back of t{i}", 1000 * (9 - i)) for i in range(6)]
+    assert pinned_row(*many).endswith("read-back of t3 6.0 kB, 2 more")
 
 
 def test_what_is_not_known_of_a_gpu_is_left_out():

@@ -131,8 +131,8 @@ def test_kwargs_are_what_a_pipeline_takes_with_components_of_their_own():
         HEAD + "stages: [shrink]\nsinks: [lines]\nthreads: 3\ndecode: linear\ndevice: cuda:1\n", overwrite=True
     )
     first, second = config.kwargs(), config.kwargs()
-    keys = {"sources", "stages", "sinks", "device", "device_memory", "staging", "threads", "decode", "overwrite"}
-    assert set(first) == keys
+    keys = {"sources", "stages", "sinks", "device", "device_memory", "staging", "threads", "decode", "guard"}
+    assert set(first) == {*keys, "overwrite"}
     assert (first["device"], first["threads"], first["decode"], first["overwrite"]) == ("cuda:1", 3, "linear", True)
     assert first["stages"] == second["stages"]
     assert first["stages"][0] is not second["stages"][0]

@@ -14,7 +14,7 @@ from test_stress import Boom, Listed, Noting, pictures, stacks, within
 
 from framepipe import decode
 from framepipe.decode import DecodePool
-from framepipe.feed import Feed, Unit
+from framepipe.feed import Feed, Shape, Unit
 from framepipe.pipeline import Pipeline
 from framepipe.ring import Ring
 from framepipe.stages.rgb import Rgb
@@ -426,7 +426,7 @@ def test_frames_of_the_unit_behind_are_announced_when_the_head_is_put_down():
     feed = pool.feeds[0]
     head, following = Unit(None, None, None), Unit(None, None, None)
     head.busy = True
-    following.out.append("frame")
+    following.out.append(("frame", Shape()))
     feed.units.extend((head, following))
     waiter = threading.Thread(target=pool.wait)
     waiter.start()

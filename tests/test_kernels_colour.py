@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 
 import av
 import numpy as np
 import pytest
 from av.video.plane import VideoPlane
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from framepipe import pixfmt
 from framepipe.frame import FrameSpec, Planes, frame_planes
@@ -195,16 +198,61 @@ def test_rgb_is_copied_and_alpha_dropped():
         assert (exact(planes)[0] == np.stack(wanted, -1)).all(), name
 
 
-@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
-@pytest.mark.parametrize("name", ["yuv420p", "yuv420p10le", "rgb24", "gray", "nv12"])
-def test_rotation_turns_the_picture_upright(rotation, name):
-    for size, accuracy in itertools.product([(34, 22), (7, 5)], ["exact", "fast"]):
-        planes = noise(FrameSpec(*size, name, "bt709"))
-        turned = Planes(FrameSpec(*size, name, "bt709", rotation=rotation), 1, slab=planes.slab)
-        lying = np.asarray(cpu.to_rgb(planes, accuracy=accuracy)[0])
-        upright = np.asarray(cpu.to_rgb(turned, accuracy=accuracy)[0])
-        assert upright.shape[:2] == turned.spec.upright_size[::-1]
-        assert (upright == np.rot90(lying, rotation // 90)).all()
+ORIENTATIONS = list(itertools.product([0, 90, 180, 270], [False, True]))
+"""Every ``rotation`` and ``mirrored`` of a spec."""
+
+
+def upright(lying, rotation, mirrored):
+    """What the spec says, in NumPy's words."""
+    return np.rot90(np.fliplr(lying) if mirrored else lying, rotation // 90)
+
+
+def oriented(planes, rotation, mirrored):
+    """The same samples, held otherwise."""
+    spec = replace(planes.spec, rotation=rotation, mirrored=mirrored)
+    return Planes(spec, planes.n, slab=planes.slab)
+
+
+@pytest.mark.parametrize(("rotation", "mirrored"), ORIENTATIONS)
+@pytest.mark.parametrize("name", ["yuv420p", "yuv422p", "yuv420p10le", "yuv411p", "rgb24", "gbrp12le", "gray", "nv12"])
+def test_pictures_come_upright(rotation, mirrored, name):
+    for size, accuracy, chroma in itertools.product([(34, 22), (7, 5)], ["exact", "fast"], ["nearest", "bilinear"]):
+        planes = noise(FrameSpec(*size, name, matrices(name)[-1]))
+        turned = oriented(planes, rotation, mirrored)
+        lying = np.asarray(cpu.to_rgb(planes, accuracy=accuracy, chroma=chroma)[0])
+        found = np.asarray(cpu.to_rgb(turned, accuracy=accuracy, chroma=chroma)[0])
+        assert found.shape[:2] == turned.spec.upright_size[::-1]
+        assert (found == upright(lying, rotation, mirrored)).all()
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    width=st.integers(1, 90),
+    height=st.integers(1, 90),
+    name=st.sampled_from(sorted(FORMATS)),
+    orientation=st.sampled_from(ORIENTATIONS),
+    to=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    accuracy=st.sampled_from(["exact", "fast"]),
+)
+def test_any_picture_comes_upright_and_its_tensor_too(width, height, name, orientation, to, accuracy):
+    planes = noise(FrameSpec(width, height, name, matrices(name)[0]))
+    turned = oriented(planes, *orientation)
+    right = np.ascontiguousarray(upright(np.asarray(cpu.to_rgb(planes, accuracy=accuracy)[0]), *orientation))
+    assert (np.asarray(cpu.to_rgb(turned, accuracy=accuracy)[0]) == right).all()
+    wanted, found = np.zeros((1, to[1], to[0], 3), np.uint8), np.zeros((1, to[1], to[0], 3), np.uint8)
+    cpu.resize([right], wanted, method="area")
+    cpu.to_tensor(turned, found, accuracy=accuracy, method="area", layout="nhwc")
+    assert (found == wanted).all()
+
+
+@pytest.mark.parametrize(("rotation", "mirrored"), ORIENTATIONS)
+def test_views_of_a_plane_go_upright_and_back(rotation, mirrored):
+    spec = FrameSpec(5, 3, "yuv444p", rotation=rotation, mirrored=mirrored)
+    for lying in (np.arange(15).reshape(3, 5), np.arange(30).reshape(3, 5, 2)):
+        turned = spec.to_upright(lying)
+        assert turned.shape[:2] == spec.upright_size[::-1] and np.shares_memory(turned, lying)
+        assert (turned == upright(lying, rotation, mirrored)).all()
+        assert (spec.to_lying(turned) == lying).all() and spec.to_lying(turned).strides == lying.strides
 
 
 def frame_of(spec, planes):

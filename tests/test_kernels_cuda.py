@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_kernels_colour import FORMATS, matrices, noise, ranges
+from test_kernels_colour import FORMATS, ORIENTATIONS, matrices, noise, ranges
 
 from framepipe.device.select import why_not
 from framepipe.frame import FrameSpec, Planes
@@ -114,9 +114,10 @@ def chosen(name: str, size: tuple[int, int], to: tuple[int, int], n: int = 32, *
         "order": "rgb",
         "part": None,
         "rotation": 0,
+        "mirrored": False,
         "aligned": True,
     } | options
-    spec = FrameSpec(*size, name, rotation=options["rotation"])
+    spec = FrameSpec(*size, name, rotation=options["rotation"], mirrored=options["mirrored"])
     like = np.broadcast_to(np.float32(0), (1,))
     shape = tensor_shape(n, *to, options["layout"])
     strides = tuple(4 * math.prod(shape[axis + 1 :]) for axis in range(4))
@@ -144,6 +145,8 @@ def chosen(name: str, size: tuple[int, int], to: tuple[int, int], n: int = 32, *
         ("picture_area", "yuv420p", (2000, 1080), {}),
         ("picture_area", "yuv420p", (640, 360), {"aligned": False}),
         ("picture_area", "yuv420p", (640, 360), {"rotation": 90}),
+        ("picture_area", "yuv420p", (640, 360), {"mirrored": True}),
+        ("picture_copy", "yuv420p", (1920, 1080), {"mirrored": True}),
         ("picture_area", "yuv411p", (640, 360), {}),
         ("picture_area", "yuv420p", (64, 36), {"n": 1}),  # too few warps
         ("gather_area", "yuv420p", (16, 9), {}),
@@ -218,14 +221,15 @@ def test_rgb_of_every_format(name):
 
 
 @gpu
-@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
+@pytest.mark.parametrize(("rotation", "mirrored"), ORIENTATIONS)
 @pytest.mark.parametrize("name", ["yuv420p", "nv12", "yuv422p", "yuv444p", "p010le", "yuv422p10le", "yuv444p12le",
                                   "nv42", "yuv440p", "yuv410p", "gray10le", "rgb24", "bgra", "gbrp12le"])  # fmt: skip
-def test_rgb_of_every_size_and_rotation(name, rotation):
+def test_rgb_of_every_size_and_orientation(name, rotation, mirrored):
     for seed, (width, height) in enumerate([(1, 1), (2, 3), (7, 5), (8, 2), (64, 64), (65, 66), (255, 17), (257, 16),
                                             (258, 33), (600, 31), (96, 131), (131, 96)]):  # fmt: skip
         n = 1 + seed % 3
-        planes = noise(FrameSpec(width, height, name, matrices(name)[-1], rotation=rotation), n, seed)
+        spec = FrameSpec(width, height, name, matrices(name)[-1], rotation=rotation, mirrored=mirrored)
+        planes = noise(spec, n, seed)
         for gap, skip in [(0, 0), (64, 0), (256, 128), (2, 2)]:  # the last is aligned to nothing but samples
             same(cuda.to_rgb(on_gpu(planes, gap, skip)), rgb_of(planes), width, height, gap, skip)
 
@@ -235,17 +239,17 @@ def test_rgb_of_every_size_and_rotation(name, rotation):
     "name", ["yuv420p", "yuv420p10le", "nv12", "yuv440p12le", "yuv411p", "yuv410p", "yuv444p", "p216le"]
 )
 def test_bilinear_chroma(name):
-    for rotation, (width, height) in itertools.product(
-        [0, 90, 180, 270], [(33, 21), (32, 20), (1, 1), (2, 3), (140, 9)]
-    ):
-        planes = noise(FrameSpec(width, height, name, "bt709", rotation=rotation), 2)
-        same(cuda.to_rgb(on_gpu(planes), chroma="bilinear"), rgb_of(planes, chroma="bilinear"), rotation, width, height)
+    sizes = [(33, 21), (32, 20), (1, 1), (2, 3), (140, 9)]
+    for (rotation, mirrored), size in itertools.product(ORIENTATIONS, sizes):
+        spec = FrameSpec(*size, name, "bt709", rotation=rotation, mirrored=mirrored)
+        planes = noise(spec, 2)
+        same(cuda.to_rgb(on_gpu(planes), chroma="bilinear"), rgb_of(planes, chroma="bilinear"), spec)
 
 
 @gpu
 @pytest.mark.parametrize("name", ["yuv420p", "yuv444p10le", "bgr24"])
 def test_rgb_to_memory_of_any_strides(name):
-    planes = noise(FrameSpec(70, 36, name, matrices(name)[0], rotation=90), 3)
+    planes = noise(FrameSpec(70, 36, name, matrices(name)[0], rotation=90, mirrored=name == "yuv444p10le"), 3)
     wanted, read = rgb_of(planes), on_gpu(planes)
     for part in [
         np.s_[:, :, 3:39],
@@ -391,9 +395,10 @@ def check_tensor(planes: Planes, size: tuple[int, int], dtype: str = "float32", 
 def test_tensor_is_rgb_resize_and_normalize(name):
     rng = np.random.default_rng(len(name))
     kinds = itertools.cycle(itertools.product(["float32", "float16", "uint8"], ["nchw", "nhwc"], ["rgb", "bgr"]))
-    for rotation, method in itertools.product([0, 90, 180, 270], METHODS):
+    for (rotation, mirrored), method in itertools.product(ORIENTATIONS, METHODS):
         width, height, m_x, m_y = rng.integers(1, 150, 4).tolist()
-        planes = noise(FrameSpec(width, height, name, matrices(name)[0], rotation=rotation), 1 + m_x % 3, m_x)
+        spec = FrameSpec(width, height, name, matrices(name)[0], rotation=rotation, mirrored=mirrored)
+        planes = noise(spec, 1 + m_x % 3, m_x)
         dtype, layout, order = next(kinds)
         check_tensor(planes, (m_x, m_y), dtype, method=method, layout=layout, order=order)
         check_tensor(planes, planes.spec.upright_size, dtype, layout=layout, order=order)
@@ -402,8 +407,8 @@ def test_tensor_is_rgb_resize_and_normalize(name):
 @gpu
 @pytest.mark.parametrize("method", METHODS)
 def test_tensor_of_a_part_with_a_border(method):
-    for name, rotation in itertools.product(["yuv420p", "gray10le"], [0, 270]):
-        spec = FrameSpec(120, 90, name, rotation=rotation)
+    for name, (rotation, mirrored) in itertools.product(["yuv420p", "gray10le"], ORIENTATIONS[::5] + ORIENTATIONS[-1:]):
+        spec = FrameSpec(120, 90, name, rotation=rotation, mirrored=mirrored)
         planes = noise(spec, 2)
         border = {"target": (10, 0, 44, 50), "color": (114, 113, 112)}
         check_tensor(planes, (64, 50), method=method, source=(3, 5, 81, 80), **border)

@@ -254,17 +254,19 @@ def test_a_source_begins_anew_when_its_spec_changes_and_others_do_not():
     assert runner(large.spec, [("a", frames_of(large)[-1])]) == [[]], "source a, back at its first size, does not"
 
 
-@pytest.mark.parametrize("rotation", [90, 180, 270])
-def test_boxes_are_in_the_upright_picture(rotation):
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
+def test_boxes_are_in_the_upright_picture(rotation, mirrored):
     background = scene(160, 100)
     moved = with_square(background, 40, y=8, side=16)
     moved[24:40, 40:48] = 230  # an L: no turn of it looks like another
-    spec = replace(FrameSpec.of(gray(background)), rotation=rotation)
+    spec = replace(FrameSpec.of(gray(background)), rotation=rotation, mirrored=mirrored)
     runner = Runner(Motion(warmup=5))
     for _ in range(6):
         runner(spec, [("a", gray(background))])
     ((entry,),) = runner(spec, [("a", gray(moved))])
-    rows, columns = np.nonzero(np.rot90(moved != background, rotation // 90))
+    changed = moved != background
+    rows, columns = np.nonzero(np.rot90(np.fliplr(changed) if mirrored else changed, rotation // 90))
     assert entry["box"] == pytest.approx([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1], abs=1)
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from framepipe import hardware
 from framepipe.errors import ConfigError, DeviceUnavailableError, OutputExistsError
 from framepipe.probe import baselines, children, fit, machine, record, windows
 from framepipe.probe._host_blocks import BLOCKS, Block, Locked, Pageable, RefusedError
@@ -426,8 +427,8 @@ def test_too_large_says_the_numbers():
 )
 def test_the_kernel_tells_the_drivers_version(line, tmp_path):
     (tmp_path / "version").write_text(f"{line}\nGCC version:  gcc 12.2.0\n", encoding="utf-8")
-    assert machine._kernel_module(tmp_path / "version") == "580.95.05"
-    assert machine._kernel_module(tmp_path / "none") is None
+    assert hardware.kernel_driver(tmp_path / "version") == "580.95.05"
+    assert hardware.kernel_driver(tmp_path / "none") is None
 
 
 def test_which_device_is_examined():

@@ -26,7 +26,8 @@ from framepipe.engine import Engine
 from framepipe.errors import FramepipeError
 from framepipe.feed import Feed
 from framepipe.frame import Frame, Item
-from framepipe.memory import Ledger, RecyclingPool
+from framepipe.ledger import Ledger
+from framepipe.memory import RecyclingPool, aligned_empty
 from framepipe.pipeline import Pipeline
 from framepipe.sink import Sink
 from framepipe.source import Source
@@ -505,7 +506,12 @@ def test_memory_given_back_while_the_pool_is_closed_does_not_stay_in_it():
             super().append(block)
 
     ledger = Ledger()
-    pool = RecyclingPool(ledger)
+
+    def make(nbytes: int, owner: str) -> Any:
+        ledger.add("pageable", nbytes)
+        return aligned_empty(nbytes)
+
+    pool = RecyclingPool(make, lambda block: ledger.add("pageable", -block.nbytes))
     array = pool.empty((3, 5), "uint8")
     pool._free[array.nbytes] = Closing()
     del array

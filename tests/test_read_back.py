@@ -91,8 +91,8 @@ def test_nothing_is_page_locked_behind_the_first_batch(monkeypatch, tmp_path, ma
     """With as many batches under way as there may be, and partial ones among them."""
     plain, reserved = SimulatedDevice.host_reserve, []
 
-    def host_reserve(device: SimulatedDevice, nbytes: int, blocks: int) -> None:
-        plain(device, nbytes, blocks)
+    def host_reserve(device: SimulatedDevice, nbytes: int, blocks: int, owner: str) -> None:
+        plain(device, nbytes, blocks, owner)
         reserved.append(device.ledger.allocations["pinned"])
 
     def each() -> None:
@@ -134,9 +134,9 @@ def test_what_a_user_holds_makes_memory_anew_and_is_not_overwritten():
 def test_a_growing_input_plans_its_read_back_once_for_each_size(monkeypatch):
     plain, reserved = SimulatedDevice.host_reserve, []
 
-    def host_reserve(device: SimulatedDevice, nbytes: int, blocks: int) -> None:
+    def host_reserve(device: SimulatedDevice, nbytes: int, blocks: int, owner: str) -> None:
         reserved.append((nbytes, blocks))
-        plain(device, nbytes, blocks)
+        plain(device, nbytes, blocks, owner)
 
     monkeypatch.setattr(SimulatedDevice, "host_reserve", host_reserve)
     sizes = [(64, 48), (128, 96), (64, 48), (128, 96)]

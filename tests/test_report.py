@@ -81,8 +81,9 @@ def test_live_statistics_tell_of_the_device(monkeypatch):
     device = use(monkeypatch, Metered())
     seen: list[Statistics] = []
     with Pipeline(
-        [clip()], ["rgb"], [lambda frame: seen.append(pipeline.statistics())], device="simulated"
-    ) as pipeline:
+        [clip()], ["rgb"], [lambda frame: seen.append(pipeline.statistics())], device="simulated",
+        check_memory=False,  # it says that hardly any is free
+    ) as pipeline:  # fmt: skip
         before = pipeline.statistics()
         report = pipeline.run()
     assert (before.pinned_bytes, before.device_bytes, before.vram_free_bytes, before.upload_bytes_per_s) == (

@@ -13,6 +13,7 @@ from framepipe.device.cpu import CpuDevice
 from framepipe.errors import ConfigError
 from framepipe.frame import Batch, FrameSpec, Item, Planes
 from framepipe.kernels import cpu
+from framepipe.kernels._colour import component
 from framepipe.stage import Affine, ArraySpec, Flow
 from framepipe.stages._picture import placement
 from framepipe.stages.crop import Crop
@@ -21,6 +22,7 @@ from framepipe.stages.resize import Resize
 from framepipe.stages.rgb import Rgb
 from framepipe.stages.stats import Stats
 from framepipe.stages.tensor import Tensor
+from framepipe.testing import check_stage
 
 SPEC = FrameSpec(64, 48, "yuv420p", "bt709")
 
@@ -58,7 +60,8 @@ def run(stages, planes=None, device=None):
     stream = batch.stream = device.stream("compute")
     for stage, before, after in zip(stages, flows, flows[1:], strict=False):
         anew = {name: a for name, a in after.arrays.items() if a is not before.arrays.get(name)}
-        assert anew.keys() <= stage.writes | set(stage.readback)
+        own = {name for name in anew if name.startswith(f"{stage.id}.")}
+        assert anew.keys() - own <= stage.writes and set(stage.readback) <= own
         batch.out = {}
         if not stage.allocates:
             batch.out = {n: device.empty((planes.n, *a.shape), a.dtype, stream) for n, a in anew.items()}
@@ -139,11 +142,12 @@ def test_rgb_of_decoder_frames_stands_upright():
     for plane, view in zip(frame.planes, source.picture(0), strict=True):
         rows = np.frombuffer(plane, np.uint8, plane.line_size * view.shape[0]).reshape(view.shape[0], -1)
         rows[:, : view.shape[1]] = view
-    turned = FrameSpec(64, 48, "yuv420p", rotation=90)
-    batch, flow = run([Rgb()], Planes(turned, 1, frames=[frame]))
-    assert flow.arrays["image"].shape == (64, 48, 3)
     lying = cpu.to_rgb(source, accuracy="fast")[0]
-    assert (image(batch)[0] == np.rot90(lying)).all()
+    for mirrored in (False, True):
+        turned = FrameSpec(64, 48, "yuv420p", rotation=90, mirrored=mirrored)
+        batch, flow = run([Rgb()], Planes(turned, 1, frames=[frame]))
+        assert flow.arrays["image"].shape == (64, 48, 3)
+        assert (image(batch)[0] == np.rot90(np.fliplr(lying) if mirrored else lying)).all()
 
 
 # -- geometry -------------------------------------------------------------------------------------------------------
@@ -305,7 +309,8 @@ def test_normalize_by_default_is_zero_to_one():
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("mode", ["stretch", "fit", "fill", "letterbox"])
 def test_tensor_has_the_bits_of_the_stages_it_stands_for(accuracy, layout, mode):
-    for spec in (SPEC, FrameSpec(64, 48, "yuv420p10le", rotation=90), FrameSpec(63, 47, "yuv420p", rotation=180)):
+    turned = FrameSpec(64, 48, "yuv420p10le", rotation=90), FrameSpec(63, 47, "yuv420p", rotation=180, mirrored=True)
+    for spec in (SPEC, *turned):
         planes = noise(spec)
         size = {"width": 30, "height": 50, "mode": mode, "color": (9, 8, 7)}
         numbers = {"mean": MEAN, "std": STD, "layout": layout, "dtype": "float16"}
@@ -314,6 +319,63 @@ def test_tensor_has_the_bits_of_the_stages_it_stands_for(accuracy, layout, mode)
         many, same = run(stages, planes)
         assert (one.arrays["tensor"] == many.arrays["tensor"]).all()
         assert flow.arrays["tensor"] == same.arrays["tensor"]
+
+
+def alpha_planes(pix_fmt, size=(63, 47), n=2, **orientation):
+    """Noise with every alpha there is, none and all of it among them."""
+    spec = FrameSpec(*size, pix_fmt, "rgb" if "rgb" in pix_fmt or "gbr" in pix_fmt else "bt709", **orientation)
+    planes = noise(spec, n)
+    for i in range(n):
+        alpha = component(planes.picture(i), spec, "A")
+        alpha[:3] = np.array([0, 1, (1 << spec.format.bits) - 1])[:, None] << spec.format.shift
+    return planes
+
+
+@pytest.mark.parametrize("pix_fmt", ["yuva420p", "yuva444p12le", "rgba", "gbrap16le", "ya8"])
+@pytest.mark.parametrize("accuracy", ["exact", "fast"])
+@pytest.mark.parametrize(
+    ("size", "crop"),
+    [({}, None), ({}, (3, 4, 40, 41)), ({"width": 30, "height": 50, "mode": "letterbox"}, None), ({"width": 80}, None)],
+)
+def test_tensor_on_a_colour_has_the_bits_of_rgb_on_a_colour(pix_fmt, accuracy, size, crop):
+    color, numbers = (255, 0, 60), {"mean": MEAN, "std": STD, "layout": "nhwc"}
+    for rotation, mirrored in [(0, False), (0, True), (90, True), (270, False)]:
+        planes = alpha_planes(pix_fmt, rotation=rotation, mirrored=mirrored)
+        one, flow = run([Tensor(alpha=color, accuracy=accuracy, crop=crop, **size, **numbers)], planes)
+        stages = [Rgb(accuracy=accuracy, alpha=color)]
+        if crop is not None:
+            x, y, width, height = crop
+            stages.append(Crop(x=x, y=y, width=width, height=height))
+        stages += [Resize(**size)] if size else []
+        many, same = run([*stages, Normalize(**numbers)], planes)
+        assert (one.arrays["tensor"] == many.arrays["tensor"]).all()
+        assert flow.arrays["tensor"] == same.arrays["tensor"]
+        codes = {"layout": "nhwc", "dtype": "uint8", "accuracy": accuracy, "crop": crop, "order": "bgr", **size}
+        turned, _ = run([Tensor(alpha=color, **codes)], planes)
+        assert (turned.arrays["tensor"][..., ::-1] == image(many)).all()
+        dropped, _ = run([Tensor(accuracy=accuracy, crop=crop, **size, **numbers)], planes)
+        assert (one.arrays["tensor"] != dropped.arrays["tensor"]).any()
+
+
+def test_tensor_on_a_colour_needs_no_more_where_there_is_no_alpha():
+    stage = Tensor(alpha=(1, 2, 3), dtype="uint8", accuracy="exact")
+    batch, flow = run([stage])
+    assert set(flow.arrays) == {"tensor"}
+    plain, _ = run([Tensor(dtype="uint8", accuracy="exact")])
+    assert (batch.arrays["tensor"] == plain.arrays["tensor"]).all()
+    assert stage.uses_alpha and not Tensor().uses_alpha
+
+
+@pytest.mark.parametrize("alpha", ["keep", "white", (1, 2), (0, 0, 256)])
+def test_what_alpha_of_a_tensor_cannot_be(alpha):
+    with pytest.raises(ConfigError, match="alpha") as caught:
+        Tensor(alpha=alpha)
+    assert (alpha == "keep") == ("rgb: {alpha: keep}" in str(caught.value))
+
+
+def test_the_contract_of_a_tensor_on_a_colour():
+    for pix_fmt in ("yuva420p", "yuv420p"):
+        check_stage(Tensor(alpha=(9, 99, 199), accuracy="exact", width=20), pix_fmt=pix_fmt)
 
 
 def test_tensor_keeps_size_and_codes_and_turns_the_order():

@@ -24,7 +24,8 @@ from framepipe.device.cpu import CpuDevice
 from framepipe.device.simulated import SimulatedDevice
 from framepipe.errors import ConfigError, HazardError
 from framepipe.frame import FrameSpec
-from framepipe.memory import PAGE, Ledger, mapping, whole_pages
+from framepipe.ledger import Ledger
+from framepipe.memory import PAGE, mapping, whole_pages
 from framepipe.pipeline import Pipeline
 from framepipe.registry import find, names
 from framepipe.report import RunReport
@@ -221,9 +222,9 @@ def test_flags_are_those_of_the_strategy(monkeypatch):
     asked = []
     plain = SimulatedDevice.host_empty
 
-    def host_empty(self: Any, nbytes: int, *, pinned: bool, flags: int = 0) -> Any:
+    def host_empty(self: Any, nbytes: int, *, pinned: bool, flags: int = 0, **options: Any) -> Any:
         asked.append((pinned, flags))
-        return plain(self, nbytes, pinned=pinned, flags=flags)
+        return plain(self, nbytes, pinned=pinned, flags=flags, **options)
 
     monkeypatch.setattr(SimulatedDevice, "host_empty", host_empty)
     for strategy in ("pooled", "write_combined", "mapped", "pageable"):
@@ -359,9 +360,9 @@ def test_the_pool_of_cupy_is_used_and_its_rounding_shown(batch, monkeypatch):
 def test_a_refused_pin_falls_back_once(device, strategy, monkeypatch):
     tried = []
 
-    def refuse(self: Any, nbytes: Any, kind: str = "pinned") -> Any:
+    def refuse(self: Any, nbytes: Any, kind: str = "pinned", align: Any = None) -> Any:
         if kind != "pinned":
-            return plain(self, nbytes, kind)
+            return plain(self, nbytes, kind, align)
         tried.append(nbytes)
         raise MemoryError("no more")
 
@@ -398,17 +399,13 @@ def test_mapped_is_copied_where_it_cannot_be_page_locked(monkeypatch):
         return True
 
     monkeypatch.setattr(SimulatedDevice, "refused", refuse)
-    monkeypatch.setattr(SimulatedDevice, "host_made", failing_pin)
+    monkeypatch.setattr(SimulatedDevice, "_pin", failing_pin)
     report = run("mapped", "simulated", slots=2, depth=3)
     assert report.upload["bytes"] == 24 * PICTURE
 
 
-def failing_pin(self: Any, nbytes: int, make: Any) -> Any:
-    def fail() -> Any:
-        raise MemoryError("no more")
-
-    assert self.page_lock(nbytes, fail) is None
-    return self.host_empty(nbytes, pinned=False)
+def failing_pin(self: Any, nbytes: int, flags: int, align: Any) -> Any:
+    raise MemoryError("no more")
 
 
 def test_an_error_that_is_no_refusal_ends_the_run(monkeypatch):

@@ -8,6 +8,7 @@ from typing import Any
 from framepipe import registry
 from framepipe.bench import _pictures, _work
 from framepipe.device import select
+from framepipe.memory_models import table as memory_models
 from framepipe.parts import cpus
 from framepipe.report import versions
 from framepipe.telemetry.base import Missing
@@ -22,6 +23,7 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
     choice = select.choose(request["device"])
     device = choice.make()
     shared, name = device.host_shared, device.name
+    memory_model, words = _model(choice)
     device.close()
     gpu: dict[str, Any] | None = None
     if choice.kind == "cuda":
@@ -34,10 +36,20 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
         if gpu is not None:
             gpu["driver_model"] = model.as_json()["current"]
         return {
-            "device": {"kind": choice.kind, "number": choice.number, "name": name, "why": choice.why, "shared": shared},
+            "device": {
+                "kind": choice.kind,
+                "number": choice.number,
+                "name": name,
+                "why": choice.why,
+                "shared": shared,
+                **memory_model,
+            },
             "gpu": gpu,
             "strategies": _strategies(request, choice.kind),
-            "sensors": {f"{s.name}.{key}": f"{s.source}: {what}" for s in sensors for key, what in s.readings.items()},
+            "sensors": {
+                **{f"{s.name}.{key}": f"{s.source}: {what}" for s in sensors for key, what in s.readings.items()},
+                **words,
+            },
             "missing": {s.name: s.reason for s in sensors if isinstance(s, Missing)},
             "versions": versions(),
             "cpus": cpus(),
@@ -45,6 +57,15 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
         }
     finally:
         close_sensors(sensors)
+
+
+def _model(choice: select.Choice) -> tuple[dict[str, Any], dict[str, str]]:
+    """The memory model of a simulated device, and what its readings are; empty where there is none."""
+    if not choice.model:
+        return {}, {}
+    model = memory_models.make(choice.model)
+    words = {f"model.{key}": f"model {model.name}: {what}" for key, what in model.words.items()}
+    return {"model": {"text": choice.model, **model.about()}}, words
 
 
 def _strategies(request: Mapping[str, Any], kind: str) -> dict[str, str | None]:

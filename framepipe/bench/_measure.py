@@ -218,9 +218,20 @@ def _entry(
         "memory": dict(readings),
         "missing": seen["missing"],
         "timeline": _timeline(seen),
+        **_modelled(report["device"].get("model")),
         "bottleneck": report["bottleneck"],
         "warnings": report["warnings"],
     }
+
+
+def _modelled(model: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a memory model makes of the run, over its own seconds; apart from ``timeline``, which is measured."""
+    if model is None:
+        return {}
+    timeline = model["timeline"]
+    columns = {f"model.{key}": values for key, values in timeline["columns"].items()}
+    counts = {key: model[key] for key in ("name", "pins", "refusals", "pinned_ever", "least_free", "now_s")}
+    return {"modelled": {**counts, **timeline, "columns": columns}}
 
 
 def duration(told: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from framepipe.frame import Batch, Frame, FrameSpec, frame_planes
+from framepipe.frame import PICTURE, Batch, Frame, FrameSpec, frame_planes
 from framepipe.stage import ArraySpec, Flow, Stage
 
 PACKED = "bench_planes"
@@ -63,8 +63,9 @@ def _hash(frame: Frame) -> str:
         digest.update(np.asarray(array).tobytes())
     if frame.image is not None:
         digest.update(frame.numpy().tobytes())
-    if frame.meta:
-        digest.update(json.dumps(frame.meta, sort_keys=True).encode())
+    found = {stage: what for stage, what in frame.meta.items() if stage != PICTURE}
+    if found:
+        digest.update(json.dumps(found, sort_keys=True).encode())
     return digest.hexdigest()
 
 

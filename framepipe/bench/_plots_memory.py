@@ -41,6 +41,14 @@ def over_time(names: svg.Names, title: str, column: str, cells: Sequence[Cell]) 
     Of each cell the repeat nearest to its median rate is drawn.
     """
     runs = [(cell, _timeline(cell)) for cell in cells if column in columns([cell])]
+    events = next((words for _, seen in runs if (words := _events(seen.get("marks") or ()))), "")
+    return traces(names, title, column, runs, events)
+
+
+def traces(
+    names: svg.Names, title: str, column: str, runs: Sequence[tuple[Cell, Mapping[str, Any]]], events: str = ""
+) -> str:
+    """One reading of several runs, each with ``t_s``, ``columns`` and ``marks``; ``events`` is markup above them."""
     values = [value for _, seen in runs for value in seen["columns"][column] if value is not None]
     wide = max(max(seen["t_s"]) for _, seen in runs) or 1.0
     least, most = min(values), max(values)
@@ -54,7 +62,6 @@ def over_time(names: svg.Names, title: str, column: str, cells: Sequence[Cell]) 
     rows = [
         (name_of(cell), *(figure(value, "bytes") for value in _ends(seen["columns"][column]))) for cell, seen in runs
     ]
-    events = next((words for _, seen in runs if (words := _events(seen.get("marks") or ()))), "")
     return panel(
         f"{column}, {title}", events, svg.tag("div", drawn, class_="multiples small"), svg.figures_table(head, rows)
     )
@@ -106,11 +113,12 @@ def _time_axis(scale: svg.Linear) -> list[str]:
 
 
 def _events(marks: Sequence[Any]) -> str:
-    labels = [str(words) for _, words in _readable(marks)]
+    labels = [str(words) for _, words in readable(marks)]
     return svg.tag("p", svg.text(f"Dashes, from the left: {', '.join(labels)}."), class_="how") if labels else ""
 
 
-def _readable(marks: Sequence[Any]) -> Iterator[tuple[float, object]]:
+def readable(marks: Sequence[Any]) -> Iterator[tuple[float, object]]:
+    """The seconds and the label of each mark."""
     for mark in marks:
         if isinstance(mark, list | tuple) and len(mark) == 2 and isinstance(mark[0], int | float):
             yield float(mark[0]), mark[1]
@@ -118,7 +126,7 @@ def _readable(marks: Sequence[Any]) -> Iterator[tuple[float, object]]:
 
 def _marks(marks: Sequence[Any], across: svg.Linear) -> list[str]:
     out = []
-    for time_s, words in _readable(marks):
+    for time_s, words in readable(marks):
         x = across(time_s)
         body = svg.tag("title", svg.text(f"{words} at {figure(time_s, 's')}"))
         out.append(svg.tag("line", body, x1=f"{x:.2f}%", x2=f"{x:.2f}%", y1=_TOP, y2=_BOTTOM, class_="event"))

@@ -1,4 +1,4 @@
-"""Two benches or two run reports: what got better, what got worse, and what is noise."""
+"""Two benches, run reports or records of the doctor: what got better, what got worse, and what is noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from framepipe.bench.noise import TOLERANCE, differs
 from framepipe.errors import ConfigError
 
 SCHEMA = "framepipe.compare/1"
-BENCH, RUN = "framepipe.bench/1", "framepipe.run/1"
+BENCH, RUN, DOCTOR = "framepipe.bench/1", "framepipe.run/1", "framepipe.doctor/1"
+_KINDS = {BENCH: "bench", RUN: "run", DOCTOR: "doctor"}
 BETTER, WORSE, NOISE = "better", "worse", "within noise"
 FIRST_ONLY, SECOND_ONLY = "only in first", "only in second"
 
@@ -30,7 +31,7 @@ _MEASURES = {"fps": True, "pinned_bytes_taken": False, "vram_peak_bytes": False}
 
 @dataclass(frozen=True)
 class Row:
-    """One measure of one cell (or of a run) on both sides.
+    """One measure of one cell (or of a run, or a machine) on both sides.
 
     ``first`` and ``second`` are medians, None where there is none; ``ratio`` is second to first. ``verdict`` is
     ``better``, ``worse``, ``within noise``, ``only in first`` or ``only in second``; ``reason`` says more, or is None.
@@ -49,7 +50,8 @@ class Row:
 class Comparison:
     """What `compare` found.
 
-    ``kind`` is ``bench`` or ``run``; ``provenance`` has name, first and second value of what was not the same.
+    ``kind`` is ``bench``, ``run`` or ``doctor``; ``provenance`` has name, first and second value of what was not the
+    same.
     """
 
     kind: str
@@ -75,7 +77,7 @@ class Comparison:
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """A bench record or a run report from its file; `ConfigError` for anything else."""
+    """A bench record, a run report or a doctor's baseline from its file; `ConfigError` for anything else."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -83,31 +85,38 @@ def load(path: str | Path) -> dict[str, Any]:
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are both
         raise ConfigError(f"{path}: is not JSON: {error}") from error
     schema = record.get("schema") if isinstance(record, dict) else None
-    if not isinstance(record, dict) or schema not in (BENCH, RUN):
-        raise ConfigError(f"{path}: is neither a bench ({BENCH}) nor a run report ({RUN}), but {schema!r}")
+    if not isinstance(record, dict) or schema not in _KINDS:
+        known = f"neither a bench ({BENCH}), a run report ({RUN}) nor a baseline of the doctor ({DOCTOR})"
+        raise ConfigError(f"{path}: is {known}, but {schema!r}")
     return record
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any], tolerance: float = TOLERANCE) -> Comparison:
     """Compare two records of one schema, the second with the first.
 
-    Cells of benches are matched by id and judged by `framepipe.bench.noise.differs`, from their repeats. Run reports
-    have no repeats, so that ``tolerance`` (a share of the first figure) alone decides. Raises `ConfigError` where the
+    Cells of benches are matched by id and judged by `framepipe.bench.noise.differs`, from their repeats; so are the
+    measures of a doctor's baseline. Run reports have no repeats, so that ``tolerance`` (a share of the first figure)
+    alone decides. Raises `ConfigError` where the
     schemas differ or nothing is in both, and for a tolerance below 0.
     """
     if not 0 <= tolerance < float("inf"):
         raise ConfigError(f"the tolerance is a share of 0 or more, such as 0.03, not {tolerance}")
     if first.get("schema") != second.get("schema"):
         raise ConfigError(f"{first.get('schema')} and {second.get('schema')} cannot be compared")
-    bench = first.get("schema") == BENCH
+    kind = _KINDS[str(first["schema"])]
+    find_rows, find_provenance = {
+        "bench": (_bench_rows, _bench_provenance),
+        "run": (_run_rows, _run_provenance),
+        "doctor": (_doctor_rows, _doctor_provenance),
+    }[kind]
     try:
-        rows = tuple((_bench_rows if bench else _run_rows)(first, second, tolerance))
-        provenance = tuple((_bench_provenance if bench else _run_provenance)(first, second))
+        rows = tuple(find_rows(first, second, tolerance))
+        provenance = tuple(find_provenance(first, second))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"a record is not as its schema says: {type(error).__name__}: {error}") from error
     if not any(row.verdict in (BETTER, WORSE, NOISE) for row in rows):
         raise ConfigError("the two have nothing in common that could be compared")
-    return Comparison("bench" if bench else "run", tolerance, provenance, rows)
+    return Comparison(kind, tolerance, provenance, rows)
 
 
 # -- benches --
@@ -180,7 +189,23 @@ def _run_measures(report: Mapping[str, Any]) -> dict[tuple[str, str, bool], floa
     return found
 
 
-# -- both --
+# -- baselines of the doctor --
+
+
+def _doctor_rows(first: Mapping[str, Any], second: Mapping[str, Any], tolerance: float) -> Iterator[Row]:
+    """The measures that a record has under ``measures``, each with its samples, by id and name."""
+    here, there = ({(each["id"], each["measure"]): each for each in record["measures"]} for record in (first, second))
+    for key in [*here, *(key for key in there if key not in here)]:
+        known = here.get(key) or there[key]
+        one, other = (side[key]["samples"] if key in side else () for side in (here, there))
+        yield from _judged(*key, one, other, known["more_is_better"], tolerance, known.get("least", 0))
+
+
+def _doctor_provenance(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    yield from _differences(first["fingerprint"], second["fingerprint"])
+
+
+# -- all --
 
 
 def _judged(
@@ -190,7 +215,9 @@ def _judged(
     second: Sequence[float],
     more_is_better: bool,
     tolerance: float,
+    least: float = 0,
 ) -> Iterator[Row]:
+    """The row of one measure, if it is on either side; medians less than ``least`` apart are within the noise."""
     here, there = middle(first), middle(second)
     if here is None and there is None:
         return
@@ -198,7 +225,7 @@ def _judged(
         yield Row(name, measure, here, there, None, SECOND_ONLY if here is None else FIRST_ONLY)
         return
     verdict = NOISE
-    if differs(first, second, tolerance):
+    if abs(there - here) >= least and differs(first, second, tolerance):
         verdict = BETTER if (there > here) == more_is_better else WORSE
     yield Row(name, measure, here, there, there / here if here else None, verdict)
 

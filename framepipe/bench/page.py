@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from framepipe.bench import _plots, _plots_memory, _verdict
+from framepipe.bench import _plots, _plots_memory, _plots_model, _verdict
 from framepipe.bench import _svg as svg
 from framepipe.bench._reading import (
     DASH,
@@ -164,6 +164,8 @@ def _plots_of(names: svg.Names, record: Mapping[str, Any]) -> Iterator[str]:
         after=_plots.absent(shared),
     )
     yield _memory(names, base)
+    if modelled := _plots_model.section(names, _provenance(record), base):
+        yield _section("Memory under a model", "", *modelled)
     yield _figures(
         "Latency",
         "Measured here for every frame; medians over the repeats. The figures named are the median and the longest. "
@@ -249,11 +251,17 @@ def _all(record: Mapping[str, Any]) -> Iterator[str]:
         svg.table(head, map(_row, cells(record)), "Every cell"),
         svg.tag("p", f"{link} ({svg.text(format_bytes(len(document)))})", class_="download"),
     )
+    apart = "but those under “Memory under a model” " if _is_modelled(record) else ""
+    none = "none is cited" if apart else "none is modelled or cited"
     words = (
-        "Every figure on this page was measured on the machine described above; none is modelled or cited. "
+        f"Every figure on this page {apart}was measured on the machine described above; {none}. "
         "Rates leave the start of a run out. 1 GB is 10⁹ bytes."
     )
     yield svg.tag("footer", svg.text(words))
+
+
+def _is_modelled(record: Mapping[str, Any]) -> bool:
+    return any(_plots_model.runs(cells(record)))
 
 
 def _row(cell: Cell) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ import psutil
 
 from framepipe import __version__
 from framepipe.bench.cells import Cell, Input
-from framepipe.doctor import examine
+from framepipe.hardware import cpu_name, driver_version
 
 SCHEMA = "framepipe.bench/1"
 OK, UNAVAILABLE, FAILED, REFUSED, UNFINISHED = "ok", "unavailable", "failed", "refused", "unfinished"
@@ -65,6 +65,11 @@ def notes(machine: Mapping[str, Any]) -> list[str]:
     if machine["gpu"] is not None:
         return []
     why = device["why"].removeprefix("auto: ").split(": pip install")[0]
+    if model := device.get("model"):
+        return [
+            f"readings named model.* are modelled by {model['name']} ({model['ground']}); none is measured here",
+            f"device {device['kind']} ({why}): no other figure here says anything about a GPU",
+        ]
     if device["kind"] != "cpu":
         return [f"device {device['kind']} ({why}): no figure here says anything about a GPU"]
     reason = "the CPU was asked for" if why == "asked for" else f"no GPU was used ({why})"
@@ -74,20 +79,19 @@ def notes(machine: Mapping[str, Any]) -> list[str]:
 def _provenance(
     inputs: Sequence[Input], machine: Mapping[str, Any], parameters: Mapping[str, Any], command: str
 ) -> dict[str, Any]:
-    found = examine()
     return {
         "command": command,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": 0.0,
         "framepipe": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
-        "os": found["os"],
-        "cpu": found["cpu"]["model"],
+        "os": platform.platform(),
+        "cpu": cpu_name(),
         "cpus": machine["cpus"],
         "cache_bytes": machine["cache_bytes"],
-        "memory_bytes": found["memory"]["total_bytes"],
+        "memory_bytes": int(psutil.virtual_memory().total),
         "device": dict(machine["device"]),
-        "gpu": _gpu(found, machine["gpu"], machine["device"]["number"]),
+        "gpu": _gpu(machine["gpu"], machine["device"]["number"]),
         "versions": dict(machine["versions"]),
         "sensors": dict(machine["sensors"]),
         "load": load(),
@@ -96,11 +100,11 @@ def _provenance(
     }
 
 
-def _gpu(found: Mapping[str, Any], gpu: Mapping[str, Any] | None, number: int) -> dict[str, Any] | None:
+def _gpu(gpu: Mapping[str, Any] | None, number: int) -> dict[str, Any] | None:
     if gpu is None:
         return None
     device = {key: value for key, value in gpu.items() if key != "free_bytes"}
-    return {**device, "driver": found["gpu"]["driver"], "number": number}
+    return {**device, "driver": driver_version(), "number": number}
 
 
 def load() -> list[float] | None:

@@ -112,6 +112,8 @@ class Bench:
     @property
     def _device(self) -> str:
         device = self._machine["device"]
+        if "model" in device:
+            return f"{device['kind']}:{device['model']['text']}"
         return f"cuda:{device['number']}" if device["kind"] == "cuda" else str(device["kind"])
 
     def _begin(self, cells: Sequence[Cell]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from framepipe.bench.noise import differs
 from framepipe.bench.record import FAILED, OK, REFUSED, UNAVAILABLE, UNFINISHED
-from framepipe.units import format_bytes
+from framepipe.units import format_bytes, format_seconds
 
 COLUMNS = ("", "frames/s", "least to most", "GB/s", "copy p50 / p99 ms", "CPU s/1000", "page-locked", "")
 """Headings; numbers stand between the first column and the last."""
@@ -53,8 +53,23 @@ def closing(record: Mapping[str, Any]) -> Iterator[str]:
     for warning, ids in _warnings(record).items():
         more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
         yield f"warning: {ids[0]}{more}: {warning}"
+    yield from _modelled(record)
     if not record["complete"]:
         yield "interrupted: not every repeat was made; --resume goes on"
+
+
+def _modelled(record: Mapping[str, Any]) -> Iterator[str]:
+    """What a memory model made of each strategy, in a line."""
+    for cell in record["cells"]:
+        if cell["varies"] not in ([], ["strategy"]):
+            continue
+        found = next((run["modelled"] for run in cell["runs"] if run.get("modelled")), None)
+        if found is not None:
+            refused = f"{found['refusals']} refused" if found["refusals"] else "none refused"
+            yield (
+                f"modelled by {found['name']}, not measured: {cell['id']}: {format_bytes(found['least_free'])} free at "
+                f"least in {format_seconds(found['now_s'])} of video, {found['pins']} pins, {refused}"
+            )
 
 
 def _warnings(record: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -12,15 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from framepipe.device.host import HostAllocator
 from framepipe.errors import DeviceMemoryError
-from framepipe.memory import Ledger, whole_pages
 from framepipe.units import format_bytes
 
-T = TypeVar("T")
 _SLICE_S = 0.1
 MAPPED, WRITE_COMBINED = 2, 4
 """Flags of `Device.host_empty`, with the values that cudaHostAlloc has for them."""
@@ -78,11 +77,11 @@ class Timer(ABC):
         """The time between them; both must have been passed."""
 
 
-class Device(ABC):
+class Device(HostAllocator, ABC):
     """A place where pictures are processed, owned by one pipeline.
 
-    ``xp`` is numpy or cupy, ``kernels`` the module with the functions of `framepipe.kernels` for it, ``ledger``
-    the account of all memory taken through it.
+    ``xp`` is numpy or cupy, ``kernels`` the module with the functions of `framepipe.kernels` for it. Host memory is
+    that of `framepipe.device.host.HostAllocator`.
     """
 
     kind: str
@@ -90,20 +89,8 @@ class Device(ABC):
     xp: ModuleType
     default_staging: str = "pooled"
     default_accuracy: str = "exact"
-    host_shared: bool = True
-    """True where host and device memory are the same, so that no upload or read-back is needed."""
     memory_limit_nbytes: int | None = None
     """The most device memory that this pipeline may hold (`limit_memory`), or None."""
-    host_limit_nbytes: int | None = None
-    """How much a ring should page-lock at most on a system that has little of it to give; None elsewhere."""
-
-    def __init__(self) -> None:
-        self.ledger = Ledger()
-        self.warnings: list[str] = []
-        """What the user should know, shown once and in the report."""
-        self._refused = False
-        self._locked: dict[int, int] = {}  # by address, what each page-locked block takes of the system
-        self._locking = threading.Lock()  # guards _refused and _locked
 
     @property
     @abstractmethod
@@ -121,103 +108,6 @@ class Device(ABC):
     def timer(self) -> Timer | None:
         """A new timer, or None where the host's clock says it all (or nothing)."""
         return None
-
-    @abstractmethod
-    def host_empty(self, nbytes: int, *, pinned: bool, flags: int = 0) -> np.ndarray:
-        """An exact-size uint8 host block, page-locked where ``pinned``; give it back with `host_free`.
-
-        ``flags`` say how it is page-locked: `MAPPED`, `WRITE_COMBINED`. Pageable where that is refused (`page_lock`).
-        """
-
-    def host_made(self, nbytes: int, make: Callable[[], tuple[np.ndarray, int]]) -> np.ndarray:
-        """As `host_empty`, page-locked by ``make``, which returns the block and how many bytes it takes of the system.
-
-        `host_free` only notes that it is given back; who made it sees to that.
-        """
-        made = self.page_lock(nbytes, make)
-        if made is None:
-            return self.host_empty(nbytes, pinned=False)
-        block, taken = made
-        with self._locking:
-            self._locked[block.ctypes.data] = taken
-        self.ledger.add("pinned", nbytes, taken)
-        return block
-
-    def host_free(self, block: np.ndarray) -> None:
-        """Give back a block of `host_empty` or `host_made`; no stream may still use it."""
-        with self._locking:
-            taken = self._locked.pop(block.ctypes.data, None)
-        if taken is None:
-            self.ledger.add("pageable", -block.nbytes)
-        else:
-            self.ledger.add("pinned", -block.nbytes, -taken)
-
-    def host_register(self, block: np.ndarray) -> bool:
-        """Page-lock a `framepipe.memory.mapping` as it stands, in one piece; False where the system refuses.
-
-        Either way it counts as the pipeline's from now on, until `host_unregister`.
-        """
-
-        def register() -> bool:
-            self._register(block)
-            return True
-
-        if not self.page_lock(block.nbytes, register):
-            self.ledger.add("pageable", block.nbytes)
-            return False
-        taken = whole_pages(block.nbytes)
-        with self._locking:
-            self._locked[block.ctypes.data] = taken
-        self.ledger.add("pinned", block.nbytes, taken)
-        return True
-
-    def host_unregister(self, block: np.ndarray) -> None:
-        """Undo `host_register`; no stream may still use the block, which must still be there."""
-        if self.is_locked(block):
-            self._unregister(block)
-        Device.host_free(self, block)
-
-    def is_locked(self, block: np.ndarray) -> bool:
-        """Whether a block of `host_empty`, `host_made` or `host_register` is page-locked: it was not refused."""
-        with self._locking:
-            return block.ctypes.data in self._locked
-
-    def page_lock(self, nbytes: int, lock: Callable[[], T]) -> T | None:
-        """What ``lock`` page-locks, or None where the system refuses: a warning says so, and it is not tried again.
-
-        (A refused pin has been seen to make later ones fail too.) Raises what else ``lock`` raises.
-        """
-        if self._refused:
-            return None
-        try:
-            return lock()
-        except Exception as error:
-            if not self.refused(error):
-                explained = self.explain(error)
-                if explained is error:
-                    raise
-                raise explained from error
-            with self._locking:
-                first, self._refused = not self._refused, True
-            if first:
-                told = next(iter(str(error).splitlines()), type(error).__name__)
-                instead = (
-                    "going on with memory that may be swapped out"
-                    if self.host_shared
-                    else "this is a limit of the host, not of the GPU's memory: going on with pageable memory, slower"
-                )
-                self.warnings.append(f"the system refused to page-lock {nbytes} bytes ({told}); {instead}")
-            return None
-
-    def refused(self, error: Exception) -> bool:
-        """Whether an error means that the system does not page-lock so much."""
-        return False
-
-    def _register(self, block: np.ndarray) -> None:  # noqa: B027
-        """Page-lock a block of whole pages."""
-
-    def _unregister(self, block: np.ndarray) -> None:  # noqa: B027
-        """Undo `_register`; raises nothing, since it is called while closing."""
 
     def device_view(self, block: np.ndarray) -> Any:
         """Page-locked host memory as stages see it, without a copy: an array of ``xp``, for as long as the block."""
@@ -242,7 +132,7 @@ class Device(ABC):
         """
         self.warnings.append(f"device_memory has no effect on {self.kind}, which has no memory of its own to limit")
 
-    def trim(self) -> None:  # noqa: B027
+    def trim(self) -> None:
         """Let go of recycled memory that nobody holds: pictures of another size are coming."""
 
     def part(self, array: Any, i: int) -> Any:
@@ -252,13 +142,6 @@ class Device(ABC):
     def using(self, stream: Any) -> AbstractContextManager[Any]:
         """A context in which memory that is dropped counts as used by ``stream`` until then."""
         return nullcontext()
-
-    @abstractmethod
-    def host_output(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Host memory that results are read back to, page-locked on a GPU, recycled when its last holder drops it."""
-
-    def host_reserve(self, nbytes: int, count: int) -> None:  # noqa: B027
-        """Make ``count`` blocks of `host_output` beforehand, so that none is made in the run."""
 
     @abstractmethod
     def upload(self, dst: Any, src: np.ndarray, stream: Stream) -> None:
@@ -289,30 +172,37 @@ class Device(ABC):
         """Make this device, its allocator and ``stream`` current in the calling thread."""
         return nullcontext()
 
-    def prepare(self, tell: Callable[[str], None]) -> None:  # noqa: B027
+    def prepare(self, tell: Callable[[str], None]) -> None:
         """Get done what would keep the first frames waiting; ``tell`` hears, once, what takes long (`patiently`)."""
 
-    def host_access(self, array: np.ndarray, *, write: bool) -> None:  # noqa: B027
+    def host_access(self, array: np.ndarray, *, write: bool) -> None:
         """Say that the calling thread now reads or writes host memory which streams copy from or to."""
 
-    def regions(self, parts: Sequence[np.ndarray], label: str) -> None:  # noqa: B027
+    def regions(self, parts: Sequence[np.ndarray], label: str) -> None:
         """Say that these parts of a host block are used apart from each other (slots of a slab)."""
 
     def stamp(self) -> Any:
         """What the calling thread has seen finished; handed with a slot or batch to the next thread's `observe`."""
         return None
 
-    def observe(self, stamp: Any) -> None:  # noqa: B027
+    def observe(self, stamp: Any) -> None:
         """Take over what another thread had seen when it made ``stamp``."""
 
-    def explain(self, error: BaseException) -> BaseException:
-        """``error``, or what it means where a library of this device raised it."""
-        return error
-
-    def flush(self, stream: Stream) -> None:  # noqa: B027
+    def flush(self, stream: Stream) -> None:
         """Push queued launches to the hardware (WDDM holds them back until something does)."""
 
-    def watch(self) -> None:  # noqa: B027
+    def describe(self) -> dict[str, Any]:
+        """What a report says of it, as JSON values: ``kind``, ``name``, and ``model`` where its memory is modelled."""
+        return {"kind": self.kind, "name": self.name}
+
+    def advance(self, pictures: int) -> None:
+        """Say that so many pictures are launched: modelled time goes on by as long as they are shown."""
+
+    def modelled_s(self) -> float | None:
+        """The time in seconds where it is modelled; None where it is the machine's."""
+        return None
+
+    def watch(self) -> None:
         """Take a reading of device memory, for the least that was free; costs microseconds."""
 
     def vram(self) -> list[dict[str, Any]]:

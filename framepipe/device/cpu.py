@@ -13,6 +13,7 @@ import numpy as np
 from framepipe import pagelock
 from framepipe.device.base import Device, Event, Stream
 from framepipe.memory import RecyclingPool, aligned_empty
+from framepipe.tiers import HOT
 
 
 class CpuEvent(Event):
@@ -61,7 +62,7 @@ class CpuDevice(Device):
     def __init__(self) -> None:
         super().__init__()
         self.name = platform.processor() or platform.machine()
-        self._pool = RecyclingPool(self.ledger)
+        self._pool = RecyclingPool(lambda nbytes, owner: self.fixed(nbytes), self.fixed_free)
 
     @property
     def kernels(self) -> ModuleType:
@@ -73,9 +74,17 @@ class CpuDevice(Device):
     def event(self, name: str) -> CpuEvent:
         return CpuEvent(name)
 
-    def host_empty(self, nbytes: int, *, pinned: bool, flags: int = 0) -> np.ndarray:
-        self.ledger.add("pageable", nbytes)
-        return aligned_empty(nbytes)
+    def host_empty(
+        self,
+        nbytes: int,
+        *,
+        pinned: bool,
+        flags: int = 0,
+        align: int | None = None,
+        owner: str = "host memory",
+        tier: str = HOT,
+    ) -> np.ndarray:
+        return super().host_empty(nbytes, pinned=False, align=align, owner=owner, tier=tier)
 
     def refused(self, error: Exception) -> bool:
         return isinstance(error, OSError)
@@ -87,19 +96,18 @@ class CpuDevice(Device):
         pagelock.unlock(block)
 
     def fixed(self, nbytes: int) -> np.ndarray:
-        return self.host_empty(nbytes, pinned=False)
+        self.ledger.add("pageable", nbytes)
+        return aligned_empty(nbytes)
 
     def fixed_free(self, block: np.ndarray) -> None:
-        self.host_free(block)
+        self.ledger.add("pageable", -block.nbytes)
 
     def empty(self, shape: tuple[int, ...], dtype: Any, stream: Stream) -> np.ndarray:
         return self._pool.empty(shape, dtype)
 
     def trim(self) -> None:
-        self._pool.trim()
-
-    def host_output(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return self._pool.empty(shape, dtype)
+        self._pool.give_back()
+        self.cold.give_back()
 
     def upload(self, dst: Any, src: np.ndarray, stream: Stream) -> None:
         np.copyto(dst, src)
@@ -117,3 +125,4 @@ class CpuDevice(Device):
 
     def close(self) -> None:
         self._pool.close()
+        self.cold.close()

@@ -26,7 +26,6 @@ from framepipe.device._cuda_streams import CudaEvent, CudaStream, CudaTimer
 from framepipe.device._current import current
 from framepipe.device.base import Device, Stream, memory_error, patiently
 from framepipe.errors import ClosedError, DeviceError, DeviceMemoryError, DeviceUnavailableError
-from framepipe.memory import RecyclingPool, aligned_empty
 
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost
 _WSL_NBYTES = 512 << 20
@@ -58,7 +57,7 @@ class CudaDevice(Device):
         self._closed = False
         self._streams: list[CudaStream] = []
         self._outputs = Outputs(self)
-        self._host_outputs = _PinnedPool(self)
+        self._unaligned: set[tuple[int, int]] = set()  # sizes that CUDA has been seen not to align so
         self.host_limit_nbytes = _WSL_NBYTES if "microsoft" in platform.release().lower() else None
         with self.bound():
             self._free_start, self._total = (int(value) for value in cp.cuda.runtime.memGetInfo())
@@ -175,15 +174,18 @@ class CudaDevice(Device):
         own = self.memory_limit_nbytes is not None
         return memory_error(nbytes, held, free, limit, "device_memory" if own else "CUPY_GPU_MEMORY_LIMIT")
 
-    def host_empty(self, nbytes: int, *, pinned: bool, flags: int = 0) -> np.ndarray:
-        if pinned:
-            return self.host_made(nbytes, lambda: (self._pin(nbytes, flags), nbytes))
-        self.ledger.add("pageable", nbytes)
-        return aligned_empty(nbytes)
-
-    def _pin(self, nbytes: int, flags: int) -> np.ndarray:
+    def _pin(self, nbytes: int, flags: int, align: int | None) -> tuple[np.ndarray, int]:
+        """CUDA aligns large blocks well enough by itself; only one that is not takes ``align`` bytes more."""
+        align = align or 1
+        room = nbytes + align if (nbytes, align) in self._unaligned else nbytes
         with self.bound():
-            return np.asarray(_Pinned(cp.cuda.PinnedMemory(nbytes, flags), nbytes, self.number))
+            block = np.asarray(_Pinned(cp.cuda.PinnedMemory(room, flags), room, self.number))
+        at = -block.ctypes.data % align
+        if at + nbytes <= room:
+            return block[at : at + nbytes], room
+        del block  # before another one is made
+        self._unaligned.add((nbytes, align))
+        return self._pin(nbytes, flags, align)
 
     def refused(self, error: Exception) -> bool:
         return is_refused(error)
@@ -217,7 +219,7 @@ class CudaDevice(Device):
 
     def trim(self) -> None:
         self._outputs.trim()
-        self._host_outputs.trim()
+        self.cold.give_back()
 
     def part(self, array: Any, i: int) -> Any:
         """``array[i]``, whose last holder's stream is waited for by itself before the block is used again."""
@@ -227,13 +229,6 @@ class CudaDevice(Device):
         view = array[i]
         memory = cp.cuda.UnownedMemory(view.data.ptr, max(1, view.nbytes), Share(lease), self.number)
         return cp.ndarray(view.shape, view.dtype, cp.cuda.MemoryPointer(memory, 0))
-
-    def host_output(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return self._host_outputs.empty(shape, dtype)
-
-    @explained
-    def host_reserve(self, nbytes: int, count: int) -> None:
-        self._host_outputs.reserve(nbytes, count)
 
     def upload(self, dst: Any, src: np.ndarray, stream: Stream) -> None:
         _copy(dst.data.ptr, dst.strides, src.ctypes.data, src.strides, src.shape, src.itemsize, _TO_DEVICE, stream)
@@ -282,7 +277,7 @@ class CudaDevice(Device):
             lost = lost or explain(error)
         self._closed = True
         self._outputs.close()
-        self._host_outputs.close()
+        self.cold.close()
         self.free_unused()
         if lost is not None:
             raise lost
@@ -334,17 +329,3 @@ class _Pinned:
         if not sys.is_finalizing():
             with current(self._number):
                 self._memory = None
-
-
-class _PinnedPool(RecyclingPool):
-    """Page-locked memory that results are read back to."""
-
-    def __init__(self, device: CudaDevice) -> None:
-        super().__init__(None)
-        self._device = device
-
-    def _new(self, nbytes: int) -> np.ndarray:
-        return self._device.host_empty(nbytes, pinned=True)
-
-    def _let_go(self, block: np.ndarray) -> None:
-        self._device.host_free(block)

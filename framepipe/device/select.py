@@ -13,6 +13,7 @@ from framepipe.device._current import current
 from framepipe.device._packages import install_line
 from framepipe.device.base import Device
 from framepipe.errors import ConfigError, DeviceUnavailableError
+from framepipe.memory_models import table
 from framepipe.registry import did_you_mean
 
 NAMES = ("auto", "cpu", "cuda", "simulated")
@@ -29,6 +30,8 @@ class Choice:
     kind: str
     number: int
     why: str
+    model: str = ""
+    """The memory model of the simulated device with its parameters, if it has one."""
 
     def make(self) -> Device:
         """A new device of the pipeline's own."""
@@ -36,6 +39,10 @@ class Choice:
             from framepipe.device.cuda import CudaDevice
 
             return CudaDevice(self.number)
+        if self.model:
+            from framepipe.device.modelled import ModelledDevice
+
+            return ModelledDevice(table.make(self.model))
         if self.kind == "simulated":
             from framepipe.device.simulated import SimulatedDevice
 
@@ -46,12 +53,15 @@ class Choice:
 
 
 def choose(name: str) -> Choice:
-    """The device for ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``simulated``.
+    """The device for ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``simulated`` or ``simulated:MODEL,key=value,…``.
 
     ``auto`` is a GPU where a kernel compiled and ran, and the CPU elsewhere. Raises `DeviceUnavailableError` for a GPU
     that was asked for and is not there, saying what would help, and `ConfigError` for a name that is none.
     """
-    kind, _, number = name.partition(":")
+    kind, colon, number = name.partition(":")
+    if kind == "simulated" and colon:
+        table.make(number)  # a mistake in it is told now
+        return Choice(kind, 0, "asked for", number)
     if kind not in NAMES or (number and (kind != "cuda" or not number.isdigit())):
         raise ConfigError(f"unknown device {name!r}{did_you_mean(kind, NAMES)}")
     if kind in ("cpu", "simulated"):

@@ -21,7 +21,7 @@ import numpy as np
 
 from framepipe.device.base import Device, Event, Stream, memory_error
 from framepipe.errors import ClosedError, HazardError
-from framepipe.memory import RecyclingPool, aligned_empty
+from framepipe.memory import PAGE, RecyclingPool, aligned_empty
 
 POISON = 0xA5
 _STREAM = "stream "
@@ -161,7 +161,9 @@ class SimulatedDevice(Device):
         self._numbers = itertools.count(1)
         self._starts: list[int] = []
         self._regions: list[_Region] = []
-        self._pools = {"device": _TrackedPool(self, "device"), "pinned": _TrackedPool(self, "pinned")}
+        self._pool = RecyclingPool(self._output, self._output_free, self._note_drop)
+        self._dropped: dict[int, Clock] = {}
+        """By address, what whoever dropped a block had seen."""
         self._closed = False
 
     @property
@@ -242,15 +244,15 @@ class SimulatedDevice(Device):
             return
         if self.ledger.bytes.get(kind, 0) + nbytes > limit:
             with self.lock:
-                self._pools[kind].trim()
+                self._pool.give_back()
         if (held := self.ledger.bytes.get(kind, 0)) + nbytes > limit:
             raise memory_error(nbytes, held, None, limit)
 
-    def host_empty(self, nbytes: int, *, pinned: bool, flags: int = 0) -> np.ndarray:
-        if pinned:
-            return self.host_made(nbytes, lambda: (self._tracked(nbytes, "pinned"), nbytes))
-        self.ledger.add("pageable", nbytes)
-        return self._tracked(nbytes, "pageable")
+    def _pin(self, nbytes: int, flags: int, align: int | None) -> tuple[np.ndarray, int]:
+        return self._tracked(nbytes, "pinned", align), nbytes
+
+    def _plain(self, nbytes: int, align: int | None) -> np.ndarray:
+        return self._tracked(nbytes, "pageable", align)
 
     def host_free(self, block: np.ndarray) -> None:
         self._poison(block)
@@ -275,24 +277,46 @@ class SimulatedDevice(Device):
     def empty(self, shape: tuple[int, ...], dtype: Any, stream: Stream) -> np.ndarray:
         assert isinstance(stream, SimulatedStream)
         with self.lock:
-            array, dropped = self._pools["device"].lease(shape, dtype)
-            _merge(stream.clock, dropped)  # reused behind whatever its last holder had seen
+            array = self._pool.empty(shape, dtype)
+            _merge(stream.clock, self._leased(array, "device"))  # reused behind whatever its last holder had seen
             return array
 
     def trim(self) -> None:
         with self.lock:
-            for pool in self._pools.values():
-                pool.trim()
+            self._pool.give_back()
+            self.cold.give_back()
 
-    def host_output(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def host_output(self, shape: tuple[int, ...], dtype: Any, owner: str = "host_output") -> np.ndarray:
         with self.lock:
-            array, dropped = self._pools["pinned"].lease(shape, dtype)
-            _merge(self.host_clock(), dropped)
+            array = super().host_output(shape, dtype, owner)
+            _merge(self.host_clock(), self._leased(array, "pinned"))
             return array
 
-    def host_reserve(self, nbytes: int, count: int) -> None:
+    def _leased(self, array: np.ndarray, kind: str) -> Clock:
+        """Lock held: watch an array of a pool; what is to be seen before it is used."""
+        self.track(array.reshape(-1), f"{kind} output")
+        return self._dropped.pop(array.ctypes.data, {})
+
+    def _note_drop(self, block: np.ndarray) -> None:
         with self.lock:
-            self._pools["pinned"].reserve(nbytes, count)
+            self._dropped[block.ctypes.data] = dict(self.host_clock())
+            block[:] = POISON
+
+    def _cold_free(self, block: np.ndarray) -> None:
+        with self.lock:  # whoever dropped it answers for what streams did with it
+            self.untrack(block.ctypes.data, block.nbytes)
+            self._dropped.pop(block.ctypes.data, None)
+        super()._cold_free(block)
+
+    def _output(self, nbytes: int, owner: str) -> np.ndarray:
+        self.keep_within_limit(nbytes, "device")
+        self.ledger.add("device", nbytes)
+        return aligned_empty(nbytes)
+
+    def _output_free(self, block: np.ndarray) -> None:
+        with self.lock:
+            self._dropped.pop(block.ctypes.data, None)
+        self.ledger.add("device", -block.nbytes)
 
     def regions(self, parts: Sequence[np.ndarray], label: str) -> None:
         with self.lock:
@@ -321,8 +345,8 @@ class SimulatedDevice(Device):
         last = bisect.bisect_left(self._starts, end)
         return [region for region in self._regions[first:last] if region.end > start]
 
-    def _tracked(self, nbytes: int, kind: str) -> np.ndarray:
-        block = aligned_empty(nbytes)
+    def _tracked(self, nbytes: int, kind: str, align: int | None = None) -> np.ndarray:
+        block = aligned_empty(nbytes, align or PAGE)
         block[:] = POISON
         with self.lock:
             self.track(block, f"{kind} memory")
@@ -344,32 +368,5 @@ class SimulatedDevice(Device):
                 except BaseException:
                     continue  # reported to whoever waited for it; closing goes on
             self._closed = True
-            for pool in self._pools.values():
-                pool.close()
-
-
-class _TrackedPool(RecyclingPool):
-    """Recycled memory whose blocks remember what the thread that dropped them had seen, and are poisoned."""
-
-    def __init__(self, device: SimulatedDevice, kind: str) -> None:
-        super().__init__(device.ledger, kind)
-        self._device = device
-        self._dropped: dict[int, Clock] = {}
-
-    def lease(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, Clock]:
-        """An array and the clock to wait for."""
-        array = self.empty(shape, dtype)
-        start = array.ctypes.data
-        dropped = self._dropped.pop(start, {})
-        self._device.track(array.reshape(-1), f"{self.kind} output")
-        return array, dropped
-
-    def _new(self, nbytes: int) -> np.ndarray:
-        self._device.keep_within_limit(nbytes, self.kind)
-        return super()._new(nbytes)
-
-    def _give(self, block: np.ndarray) -> None:
-        with self._device.lock:
-            self._dropped[block.ctypes.data] = dict(self._device.host_clock())
-            block[:] = POISON
-        super()._give(block)
+            self._pool.close()
+            self.cold.close()

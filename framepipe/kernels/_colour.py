@@ -21,7 +21,7 @@ that stand on the left luma column and half-way between luma rows, the usual pla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -32,6 +32,9 @@ from framepipe.frame import FrameSpec
 from framepipe.kernels._scratch import scratch
 
 Array = np.ndarray[Any, Any]
+Store = Callable[[Array, Array, int], None]
+"""Takes a channel of a strip before the last shift of the definition, (n, width) int16 that may be overwritten, the
+strip of the picture, (n, width, 3) uint8, and the channel's number: 0, 1 and 2 by turns."""
 
 FRACTION = 5
 """Bits below one 8-bit code in every term."""
@@ -107,20 +110,22 @@ def _nearest(value: float) -> int:
     return int(np.floor(value + 0.5))
 
 
-def exact_rgb(planes: Sequence[Array], spec: FrameSpec, out: Array, *, chroma: str = "nearest") -> None:
+def exact_rgb(
+    planes: Sequence[Array], spec: FrameSpec, out: Array, *, chroma: str = "nearest", store: Store | None = None
+) -> None:
     """Write one picture's upright RGB to ``out``, (height, width, 3) uint8 with any strides.
 
     ``planes`` are as `Planes.picture` gives them. Works in strips in the calling thread; no memory of its own
-    after the first picture of a size.
+    after the first picture of a size. ``store`` may make something else of the three channels than their codes.
     """
-    lying = np.rot90(out, -(spec.rotation // 90))
+    lying = spec.to_lying(out)
     if spec.format.model == "yuv":
-        _yuv(planes, spec, lying, chroma)
-    elif spec.pix_fmt == "rgb24":
+        _yuv(planes, spec, lying, chroma, store or _store)
+    elif spec.pix_fmt == "rgb24" and store is None:
         np.copyto(lying, planes[0])
     else:
         letters = "RGB" if spec.format.model == "rgb" else "YYY"
-        _separate([component(planes, spec, letter) for letter in letters], spec, lying)
+        _separate([component(planes, spec, letter) for letter in letters], spec, lying, store)
 
 
 def component(planes: Sequence[Array], spec: FrameSpec, letter: str) -> Array:
@@ -137,7 +142,7 @@ def _strips(spec: FrameSpec) -> tuple[int, range]:
     return rows, range(0, spec.height, rows)
 
 
-def _separate(channels: Sequence[Array], spec: FrameSpec, out: Array) -> None:
+def _separate(channels: Sequence[Array], spec: FrameSpec, out: Array, store: Store | None) -> None:
     """Red, green and blue (or grey thrice), each on its own."""
     k = coefficients(spec)
     identity = _coefficients("rgb", 8, "rgb", True)
@@ -146,21 +151,21 @@ def _separate(channels: Sequence[Array], spec: FrameSpec, out: Array) -> None:
     for top in starts:
         for c, samples in enumerate(channels):
             part = samples[top : top + rows]
-            into = out[top : top + rows, :, c]
-            if k == identity:
-                np.copyto(into, part)
+            into = out[top : top + rows]
+            if k == identity and store is None:
+                np.copyto(into[..., c], part)
                 continue
             value = values[: len(part)]
             _term(k.y, part, spec, value)
             np.add(value, np.int16(k.r0), out=value)
-            _store(value, into)
+            (store or _store)(value, into, c)
 
 
-def _store(value: Array, out: Array) -> None:
+def _store(value: Array, out: Array, channel: int) -> None:
     """32nds of a code to 8-bit codes; ``value`` is used up."""
     np.right_shift(value, FRACTION, out=value)
     np.clip(value, 0, 255, out=value)
-    np.copyto(out, value, casting="unsafe")
+    np.copyto(out[..., channel], value, casting="unsafe")
 
 
 def _term(k: int, samples: Array, spec: FrameSpec, out: Array) -> None:
@@ -186,7 +191,7 @@ def _term32(k: int, samples: Array, spec: FrameSpec, out: Array) -> None:
     np.right_shift(out, spec.format.bits + spec.format.shift, out=out)
 
 
-def _yuv(planes: Sequence[Array], spec: FrameSpec, out: Array, chroma: str) -> None:
+def _yuv(planes: Sequence[Array], spec: FrameSpec, out: Array, chroma: str, store: Store) -> None:
     y, u, v = (component(planes, spec, letter) for letter in "YUV")
     k = coefficients(spec)
     at = spec.format.planes[spec.format.components["U"][0]]
@@ -211,7 +216,7 @@ def _yuv(planes: Sequence[Array], spec: FrameSpec, out: Array, chroma: str) -> N
         below = sums[:covered].reshape(lines, tall, spec.width)
         for c in range(3):
             np.add(above, terms[c][:, None, : spec.width], out=below)
-            _store(sums[:n], out[top : top + n, :, c])
+            store(sums[:n], out[top : top + n], c)
 
 
 def _chroma(u: Array, v: Array, lines: slice, spec: FrameSpec, k: Coefficients) -> Array:

@@ -11,13 +11,15 @@ from typing import Any, Literal
 import numpy as np
 
 from framepipe.frame import FrameSpec, Planes
-from framepipe.kernels import _cuda_rows
+from framepipe.kernels import _cuda_rows, _cuda_tonemap
 from framepipe.kernels._cuda_code import Program, blocks, cupy
-from framepipe.kernels._cuda_place import STRUCTS, Launch, job_of, launch, set_place
+from framepipe.kernels._cuda_place import JOB, STRUCTS, Launch, job_of, launch, set_place
 from framepipe.kernels._cuda_rows import Rows, rows_of_images, rows_of_planes
 from framepipe.kernels._cuda_source import Struct, image_source, planes_source, slab_of, target
+from framepipe.kernels._cuda_tonemap import TONED_JOB, TONED_SOURCE, toned_source
 from framepipe.kernels._resample import Color, Method, Rect
 from framepipe.kernels._tensor import Layout, Order
+from framepipe.kernels._tonemap import Tone
 
 _READERS = {
     "codes": "Codes", "separate": "Separate", "yuv_8": "Yuv<u8>", "yuv_16": "Yuv<u16>",
@@ -34,20 +36,21 @@ def _program(reader: str) -> Program:
     return Program("source.cuh", "place.cuh", "picture.cu", structs=STRUCTS, macros=macros)
 
 
-_pictures = {reader: _program(reader) for reader in _READERS}
+_pictures = {reader: _program(reader) for reader in _READERS} | _cuda_tonemap.programs
 programs = (*_cuda_rows.programs, *_pictures.values())
 
 
-def to_rgb(planes: Planes, out: Any, chroma: str) -> Any:
+def to_rgb(planes: Planes, out: Any, chroma: str, tone: Tone | None = None) -> Any:
     """See `framepipe.kernels.cpu.to_rgb`."""
     slab, spec, n = slab_of(planes), planes.spec, planes.n
     if out is None:
         out = cupy().empty((n, *spec.upright_size[::-1], 3), np.uint8)
     if not hasattr(out, "strides"):
         for i, into in enumerate(_strict(out, n)):
-            to_rgb(Planes(spec, 1, slab=slab[i : i + 1]), into[None], chroma)
+            to_rgb(Planes(spec, 1, slab=slab[i : i + 1]), into[None], chroma, tone)
         return out
-    _rgb(spec, n, slab.strides[0], _aligned(slab, 16), out.shape, out.strides, out.dtype.name, chroma)(slab, out)
+    wrote = (out.shape, out.strides, out.dtype.name)
+    _rgb(spec, n, slab.strides[0], _aligned(slab, 16), *wrote, chroma, tone)(slab, out)
     return out
 
 
@@ -61,15 +64,20 @@ def _rgb(
     strides: tuple[int, ...],
     dtype: str,
     chroma: str,
+    tone: Tone | None,
 ) -> Launch:
     size = spec.upright_size
     if shape != (n, *size[::-1], 3) or dtype != "uint8":
         raise ValueError(f"the output is {dtype} {shape} instead of uint8 {(n, *size[::-1], 3)}")
     written = target(shape, strides, dtype)
-    source, reader = planes_source(spec, picture, chroma == "bilinear")
+    source, reader = _source(spec, picture, tone, chroma == "bilinear")
     rows = rows_of_planes(source, reader, spec, aligned)
     fast = _cuda_rows.convert(rows, source, written, n) if rows else None
     return fast or _picture(None, reader, source, written, "copy", size, n)
+
+
+def _source(spec: FrameSpec, picture: int, tone: Tone | None, smooth: bool = False) -> tuple[Struct, str]:
+    return toned_source(spec, picture, tone, smooth) if tone else planes_source(spec, picture, smooth)
 
 
 def resize(images: Any, out: Any, method: Method, source: Rect | None, part: Rect | None, color: Color) -> None:
@@ -137,26 +145,33 @@ def to_tensor(
     offset: Any,
     layout: Layout,
     order: Order,
+    tone: Tone | None = None,
 ) -> None:
     """See `framepipe.kernels.cpu.to_tensor`; ``part`` is its ``target``."""
     slab, spec, n = slab_of(planes), planes.spec, planes.n
     if not hasattr(out, "strides"):
         for i, into in enumerate(_strict(out, n)):
             one = Planes(spec, 1, slab=slab[i : i + 1])
-            to_tensor(one, into[None], method, source, part, color, factor, offset, layout, order)
+            to_tensor(one, into[None], method, source, part, color, factor, offset, layout, order, tone)
         return
     wrote = (out.shape, out.strides, out.dtype.name, layout, order, *_numbers(factor, offset))
-    _tensors(spec, n, slab.strides[0], _aligned(slab, 16), wrote, (method, source, part, color))(slab, out)
+    _tensors(spec, n, slab.strides[0], _aligned(slab, 16), wrote, (method, source, part, color), tone)(slab, out)
 
 
 @lru_cache(maxsize=256)
 def _tensors(
-    spec: FrameSpec, n: int, picture: int, aligned: bool, wrote: tuple[Any, ...], how: tuple[Any, ...]
+    spec: FrameSpec,
+    n: int,
+    picture: int,
+    aligned: bool,
+    wrote: tuple[Any, ...],
+    how: tuple[Any, ...],
+    tone: Tone | None = None,
 ) -> Launch:
     written = _tensor(*wrote)
     if wrote[0][0] != n:
         raise ValueError(f"an output for {wrote[0][0]} pictures does not fit {n}")
-    source, reader = planes_source(spec, picture)
+    source, reader = _source(spec, picture, tone)
     rows = rows_of_planes(source, reader, spec, aligned)
     return _picture(rows, reader, source, written, how[0], spec.upright_size, n, *how[1:])
 
@@ -236,7 +251,7 @@ def _general(
 ) -> Launch:
     """For pictures of any format and any strides."""
     out = (int(written["width"]), int(written["height"]))
-    job = job_of(source, written)
+    job = job_of(source, written, TONED_JOB if source.dtype == TONED_SOURCE else JOB)
     place = job["place"]
     set_place(place, rect, part, color, method)
     place["count"] = 4 if n * out[1] * blocks(out[0], 128) >= _ENOUGH_WARPS else 1

@@ -1,6 +1,6 @@
 """The fast kernels of `framepipe.kernels._cuda_picture`: eight pixels of a row at a time, from aligned rows.
 
-Planes of 4:2:0, 4:2:2 and 4:4:4 with repeated chroma that are not turned (or turned on the way to RGB), and RGB
+Planes of 4:2:0, 4:2:2 and 4:4:4 with repeated chroma that lie upright (or are brought so on the way to RGB), and RGB
 pictures without gaps. Each function gives None for a geometry that it is not made for.
 """
 
@@ -99,12 +99,12 @@ def rows_of_images(shape: tuple[int, ...], strides: tuple[int, ...], aligned: bo
 
 
 def convert(rows: Rows, source: Struct, written: Struct, n: int) -> Launch | None:
-    """Planes to RGB, also of turned pictures."""
+    """Planes to RGB, also of turned and mirrored pictures."""
     if not written["together"] or rows == "images":
         return None
     width, height, tall = int(source["width"]), int(source["height"]), rows[2]
     job = job_of(source, written)
-    if source["rotation"]:
+    if source["turned"]:
         grid = (blocks(width, 64), blocks(height, 32 << tall), n)
         return Launch(_converts[rows], "convert_turned", grid, (8, 32, 1), by_value(job))
     return launch(_converts[rows], "convert", _grid(width, height, tall, n), job)
@@ -118,7 +118,7 @@ def _grid(width: int, height: int, tall: int, n: int) -> tuple[int, int, int]:
 
 def tensor(rows: Rows, source: Struct, written: Struct, n: int) -> Launch | None:
     """Planes or pictures to tensors of their size."""
-    if source["rotation"] or not _is_dense(written) or (written["together"] and written["swap"]):
+    if source["turned"] or not _is_dense(written) or (written["together"] and written["swap"]):
         return None
     name = "tensor_interleaved" if written["together"] else "tensor_planar"
     tall = 0 if isinstance(rows, str) else rows[2]
@@ -136,7 +136,7 @@ def resample(
     rows: Rows, source: Struct, written: Struct, method: Method, rect: Rect, part: Rect, color: Color, n: int
 ) -> Launch | None:
     """The part ``rect`` of planes or pictures to the part ``part`` of the result, and its border."""
-    if source["rotation"] or method == "nearest" or not _is_dense(written):
+    if source["turned"] or method == "nearest" or not _is_dense(written):
         return None
     if method == "area" and (rect[3] < part[3] or rect[2] < part[2]):
         return None

@@ -27,7 +27,7 @@ SOURCE = np.dtype(
         ("turn", "i4", 6),
         ("width", "i4"),
         ("height", "i4"),
-        ("rotation", "i4"),
+        ("turned", "i4"),
         ("w_shift", "i4"),
         ("h_shift", "i4"),
         ("chroma_width", "i4"),
@@ -49,7 +49,8 @@ SOURCE = np.dtype(
 ``origin`` is where each component stands for the first pixel of the upright picture, from which ``across`` and ``down``
 lead to the next; for chroma, whose planes may be smaller, it is the plane's first sample. ``luma`` is that of the luma
 plane. ``take`` is which of 8 bytes are U's and which V's: a word of each, or samples by turns. ``turn`` takes (x, y) of
-the upright picture to x (the first three) and y of the lying one, whose size is given. Terms are kept above
+the upright picture to x (the first three) and y of the lying one, whose size is given; ``turned`` is 0 where they are
+the same. Terms are kept above
 ``shift - 5`` bits (``mask``); ``offsets`` of the sums are moved up by as much. ``shift`` is 16 for samples of a byte,
 for whose sake all numbers are multiplied by some power of two.
 """
@@ -93,10 +94,10 @@ def planes_source(spec: FrameSpec, picture: int, smooth: bool = False) -> tuple[
     """How to read pictures of ``spec`` that are ``picture`` bytes apart, and the name of the reader."""
     fmt = spec.format
     letters = {"yuv": "YUV", "rgb": "RGB", "gray": "YYY"}[fmt.model]
-    layout, turn = spec.planes[fmt.components[letters[0]][0]], _turn(spec.rotation, spec.width, spec.height)
+    layout, turn = spec.planes[fmt.components[letters[0]][0]], _turn(spec)
     step = layout.channels * fmt.itemsize
     source = _new_source(picture, spec.nbytes)
-    source["turn"], source["rotation"] = turn, spec.rotation
+    source["turn"], source["turned"] = turn, spec.mirrored or spec.rotation != 0
     source["width"], source["height"] = spec.width, spec.height
     source["across"], source["down"] = (turn[i] * step + turn[3 + i] * layout.pitch for i in range(2))
     source["luma"], source["luma_pitch"] = _byte_of(spec, letters[0]), layout.pitch
@@ -133,15 +134,16 @@ def _byte_of(spec: FrameSpec, letter: str) -> int:
     return spec.planes[at].offset + channel * spec.format.itemsize
 
 
-def _turn(rotation: int, width: int, height: int) -> tuple[int, int, int, int, int, int]:
-    """x and y of the lying picture of a size in those of the upright one."""
-    if rotation == 90:
-        return 0, -1, width - 1, 1, 0, 0
-    if rotation == 180:
-        return -1, 0, width - 1, 0, -1, height - 1
-    if rotation == 270:
-        return 0, 1, 0, -1, 0, height - 1
-    return 1, 0, 0, 0, 1, 0
+def _turn(spec: FrameSpec) -> tuple[int, int, int, int, int, int]:
+    """x and y of the lying picture in those of the upright one."""
+    right, bottom = spec.width - 1, spec.height - 1
+    x, y = {
+        0: ((1, 0, 0), (0, 1, 0)),
+        90: ((0, -1, right), (1, 0, 0)),
+        180: ((-1, 0, right), (0, -1, bottom)),
+        270: ((0, 1, 0), (-1, 0, bottom)),
+    }[spec.rotation]
+    return (-x[0], -x[1], right - x[2], *y) if spec.mirrored else (*x, *y)
 
 
 def _colour(source: Struct, spec: FrameSpec) -> None:

@@ -21,7 +21,17 @@ from framepipe.frame import FrameSpec, Planes
 # filters chroma or is no faster than the exact kernel; odd heights do too, and odd widths cannot be wrapped.
 _FORMATS = frozenset({"yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "nv12"})
 _MATRIX = {"bt601": "smpte170m", "bt709": "bt709", "bt2020": "bt2020", "smpte240m": "smpte240m", "fcc": "fcc"}
-_TURN = {0: (), 90: (("transpose", "cclock"),), 180: (("hflip", None), ("vflip", None)), 270: (("transpose", "clock"),)}
+# How a picture comes upright, by whether it is mirrored and its rotation.
+_TURN: dict[tuple[bool, int], tuple[tuple[str, str | None], ...]] = {
+    (False, 0): (),
+    (False, 90): (("transpose", "cclock"),),
+    (False, 180): (("hflip", None), ("vflip", None)),
+    (False, 270): (("transpose", "clock"),),
+    (True, 0): (("hflip", None),),
+    (True, 90): (("transpose", "cclock_flip"),),
+    (True, 180): (("vflip", None),),
+    (True, 270): (("transpose", "clock_flip"),),
+}
 _KEPT = 4
 
 
@@ -66,7 +76,7 @@ class _Converter:
             self._graph.add("scale", out_range="full", **colour),
             self._graph.add("format", pix_fmts="rgb24"),
         ]
-        chain += [self._graph.add(name, argument) for name, argument in _TURN[spec.rotation]]
+        chain += [self._graph.add(name, argument) for name, argument in _TURN[spec.mirrored, spec.rotation]]
         sink = self._graph.add("buffersink")
         self._graph.link_nodes(*chain, sink)
         self._graph.configure()

@@ -21,6 +21,7 @@ from framepipe.kernels._resample import Color, Method, Rect, place
 from framepipe.kernels._scratch import scratch
 from framepipe.kernels._swscale import fast_path, fast_rgb
 from framepipe.kernels._tensor import Layout, Order, normalize_one, sum_min_max
+from framepipe.kernels._tonemap import Tone, toning
 
 __all__ = [
     "difference",
@@ -38,26 +39,35 @@ Accuracy = Literal["exact", "fast"]
 Chroma = Literal["nearest", "bilinear"]
 
 
-def to_rgb(planes: Planes, out: Any = None, *, accuracy: Accuracy = "exact", chroma: Chroma = "nearest") -> Any:
+def to_rgb(
+    planes: Planes,
+    out: Any = None,
+    *,
+    accuracy: Accuracy = "exact",
+    chroma: Chroma = "nearest",
+    tone: Tone | None = None,
+) -> Any:
     """Write the upright RGB of each picture to ``out``, (N, H, W, 3) uint8, and return it.
 
     ``exact`` is within 1 code of the standards' formulas with repeated chroma, ``fast`` within 3 at 8 bits and the
-    same as ``exact`` where `fast_path` is False or ``chroma`` is ``bilinear``. Alpha is dropped.
+    same as ``exact`` where `fast_path` is False, ``chroma`` is ``bilinear`` or there is a ``tone``. Alpha is dropped.
+    ``tone`` is how HDR becomes SDR (`framepipe.kernels._tonemap`); pictures that are SDR raise `ValueError` with it.
 
     On the CPU ``out`` may be None: the result is then a list of N (H, W, 3) arrays which may have padded rows. On
     the fast path they are libavfilter's own frames, recycled when dropped; otherwise new memory.
     """
-    fast = accuracy == "fast" and chroma == "nearest" and fast_path(planes.spec)
+    fast = accuracy == "fast" and chroma == "nearest" and tone is None and fast_path(planes.spec)
     if out is None and fast:
         return [fast_rgb(planes, i) for i in range(planes.n)]
     if out is None:
         width, height = planes.spec.upright_size
         out = [np.empty((height, width, 3), np.uint8) for _ in range(planes.n)]
+    store = toning(planes.spec, tone) if tone else None
     for i in range(planes.n):
         if fast:
             np.copyto(out[i], fast_rgb(planes, i))
         else:
-            exact_rgb(planes.picture(i), planes.spec, out[i], chroma=chroma)
+            exact_rgb(planes.picture(i), planes.spec, out[i], chroma=chroma, store=store)
     return out
 
 
@@ -110,20 +120,22 @@ def to_tensor(
     offset: np.ndarray[Any, Any] | None = None,
     layout: Layout = "nchw",
     order: Order = "rgb",
+    tone: Tone | None = None,
 ) -> None:
     """Planes to a tensor in one go: `to_rgb`, `resize`, `normalize`, with the same bits.
 
-    ``source`` is a part of the upright picture. ``out`` is (N, 3, H, W) or (N, H, W, 3), of uint8 where ``factor``
-    and ``offset`` are None, else of float32 or float16.
+    ``source`` is a part of the upright picture, ``tone`` as in `to_rgb`. ``out`` is (N, 3, H, W) or (N, H, W, 3), of
+    uint8 where ``factor`` and ``offset`` are None, else of float32 or float16.
     """
     width, height = planes.spec.upright_size
     size = tuple(out.shape[2:] if layout == "nchw" else out.shape[1:3])
+    store = toning(planes.spec, tone) if tone else None
     for i in range(planes.n):
-        if accuracy == "fast" and fast_path(planes.spec):
+        if accuracy == "fast" and tone is None and fast_path(planes.spec):
             picture = fast_rgb(planes, i)
         else:
             picture = scratch("picture", (height, width, 3), np.uint8)
-            exact_rgb(planes.picture(i), planes.spec, picture)
+            exact_rgb(planes.picture(i), planes.spec, picture, store=store)
         if source is not None or target is not None or size != (height, width):
             resized = scratch("resized", (*size, 3), np.uint8)
             place(picture, resized, method, source, target, color)

@@ -4,13 +4,14 @@ Every function enqueues on CuPy's current stream of the current device and retur
 host, or takes device memory (but `difference`, see there). Arrays are CuPy's; ``planes`` are in a slab on the device,
 whose rows may be further apart than a picture is long. A batch in one array is one launch (two for statistics), in a
 list one for each picture. Images and results may have any strides. The fast cases are results whose rows (of pixels, or
-of each channel) have no gaps, from planes of 4:2:0, 4:2:2 and 4:4:4 with repeated chroma that are not turned, or from
+of each channel) have no gaps, from planes of 4:2:0, 4:2:2 and 4:4:4 with repeated chroma that lie upright, or from
 pictures without gaps whose width is a multiple of 8; of resampling, those by area to fewer pixels and bilinear.
 
-A launch needs addresses, sizes and whole numbers only, which travel as its arguments: resize weights are computed by
-the blocks that use them, marks and their text are arguments too, and the font is in the code. So there is no table on
-the device that somebody would have to own. Each kernel is compiled when it is first used, which takes some tenths of a
-second once on a machine, or by `prepare`; what is compiled belongs to the process and is kept until its end.
+A launch needs addresses, sizes and numbers only, which travel as its arguments: resize weights are computed by
+the blocks that use them, marks and their text are arguments too, and the font and the tables of tone mapping are in the
+code. So there is no table on the device that somebody would have to own. Each kernel is compiled when it is first used,
+which takes some tenths of a second once on a machine, or by `prepare`; what is compiled belongs to the process and is
+kept until its end.
 
 ``accuracy`` makes no difference here: the exact conversion is about as fast as memory is, and there is no faster one.
 Wrong shapes and dtypes raise `ValueError` or `TypeError` before anything is enqueued.
@@ -29,6 +30,7 @@ from framepipe.kernels._cuda_code import Program, cupy
 from framepipe.kernels._draw import Mark
 from framepipe.kernels._resample import Color, Method, Rect
 from framepipe.kernels._tensor import Layout, Order
+from framepipe.kernels._tonemap import Tone
 from framepipe.kernels.cpu import Accuracy, Chroma
 
 __all__ = [
@@ -72,12 +74,19 @@ def fast_path(spec: FrameSpec) -> bool:
     return False
 
 
-def to_rgb(planes: Planes, out: Any = None, *, accuracy: Accuracy = "exact", chroma: Chroma = "nearest") -> Any:
+def to_rgb(
+    planes: Planes,
+    out: Any = None,
+    *,
+    accuracy: Accuracy = "exact",
+    chroma: Chroma = "nearest",
+    tone: Tone | None = None,
+) -> Any:
     """Write the upright RGB of each picture to ``out``, (N, H, W, 3) uint8, and return it.
 
     See `framepipe.kernels.cpu.to_rgb`. Where ``out`` is None it is new memory of the current allocator.
     """
-    return _cuda_picture.to_rgb(planes, out, chroma)
+    return _cuda_picture.to_rgb(planes, out, chroma, tone)
 
 
 def resize(
@@ -119,12 +128,13 @@ def to_tensor(
     offset: Any = None,
     layout: Layout = "nchw",
     order: Order = "rgb",
+    tone: Tone | None = None,
 ) -> None:
     """Planes to a tensor in one launch, with the bits of `to_rgb`, `resize` and `normalize`.
 
     See `framepipe.kernels.cpu.to_tensor`.
     """
-    _cuda_picture.to_tensor(planes, out, method, source, target, color, factor, offset, layout, order)
+    _cuda_picture.to_tensor(planes, out, method, source, target, color, factor, offset, layout, order, tone)
 
 
 def stats(images: Any, out: Any) -> None:

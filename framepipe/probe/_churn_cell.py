@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from framepipe import pagelock
+from framepipe.guard.waiting import REAL, Clock
 from framepipe.memory import PAGE
 from framepipe.probe import fit
 from framepipe.probe._host_blocks import Block, RefusedError
 from framepipe.probe._pinned_cell import Tell, makers_of
 from framepipe.probe._pool import Pooled, Unpooled
-from framepipe.probe.counters import REAL, Clock, Counters, Row, difference, open_counters
+from framepipe.probe.counters import Counters, Row, difference, open_counters
 
 LEAST_NBYTES, MOST_NBYTES = 64 << 10, 8 << 20
 BUDGET_NBYTES = 256 << 20

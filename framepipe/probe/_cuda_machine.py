@@ -6,7 +6,7 @@ from typing import Any
 
 import cupy as cp
 
-from framepipe.probe.machine import driver_version
+from framepipe.hardware import driver_version
 from framepipe.telemetry.adapter import find_adapter
 from framepipe.telemetry.sensors import close_sensors, open_sensors, read_driver_model
 

@@ -7,19 +7,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from framepipe.guard.waiting import REAL, Clock, Patience, Settled
 from framepipe.probe._host_blocks import Block, RefusedError
-from framepipe.probe.counters import (
-    REAL,
-    Clock,
-    Counters,
-    Patience,
-    Settled,
-    back_s,
-    decides,
-    difference,
-    open_counters,
-    settle,
-)
+from framepipe.probe.counters import Counters, back_s, decides, difference, open_counters, settle
 
 Tell = Callable[[Any], None]
 _SLICE_S = 0.5

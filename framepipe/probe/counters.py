@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
+from framepipe.guard import waiting
+from framepipe.guard.waiting import REAL, Clock, Patience, Settled, far
 from framepipe.telemetry.adapter import find_adapter
 from framepipe.telemetry.base import Missing, Sensor, SensorUnavailableError
 from framepipe.telemetry.pdh import Instance, PdhMemory
@@ -15,7 +14,6 @@ from framepipe.telemetry.sensors import close_sensors, open_sensors
 Row = dict[str, int | None]
 _CONSTANT = ("total", "limit", "budget", "reservation", "available_for_reservation", "reserved")
 _SHARED = ("cgroup.",)
-_CURVE_ROWS = 200
 
 
 class Counters:
@@ -109,54 +107,6 @@ def decides(column: str) -> bool:
 # -- waiting --
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Counters hold still once each has stayed within ``eps_nbytes`` for ``window_s``; after ``timeout_s`` no matter.
-
-    They are read every ``interval_s``.
-    """
-
-    eps_nbytes: int = 1 << 20
-    window_s: float = 0.5
-    timeout_s: float = 10.0
-    interval_s: float = 0.05
-
-
-@dataclass(frozen=True)
-class Clock:
-    """``now`` in seconds and ``sleep`` for some; tests have their own."""
-
-    now: Callable[[], float] = time.perf_counter
-    sleep: Callable[[float], None] = time.sleep
-
-
-REAL = Clock()
-
-
-@dataclass(frozen=True)
-class Settled:
-    """The last ``row``; the columns that still ``moved``, or were not ``back``; all rows with their times."""
-
-    row: Row
-    seconds: float
-    moved: list[str]
-    away: list[str]
-    rows: list[tuple[float, Row]]
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values, without the rows."""
-        return {"seconds": round(self.seconds, 3), "still_moving": self.moved, "not_back": self.away}
-
-    def curve(self) -> dict[str, Any]:
-        """``t_s`` and ``columns`` of at most `_CURVE_ROWS` rows; the columns that moved, constant ones left out."""
-        rows = self.rows[:: -(-len(self.rows) // _CURVE_ROWS) or 1]
-        columns = {column: [row.get(column) for _, row in rows] for column in self.row}
-        return {
-            "t_s": [round(time_s, 4) for time_s, _ in rows],
-            "columns": {column: numbers for column, numbers in columns.items() if len(set(numbers)) > 1},
-        }
-
-
 def settle(
     read: Callable[[], Row],
     patience: Patience,
@@ -165,48 +115,19 @@ def settle(
     began_s: float | None = None,
     clock: Clock = REAL,
 ) -> Settled:
-    """Read until all deciding columns hold still and, with a ``target``, are back at it within ``eps_nbytes``.
-
-    Times count from ``began_s``, by default now. Never raises; what did not come to rest is named in the result.
-    """
-    start_s = clock.now()
-    zero_s = start_s if began_s is None else began_s
-    rows: list[tuple[float, Row]] = []
-    while True:
-        now_s = clock.now()
-        rows.append((now_s - zero_s, read()))
-        latest = [row for time_s, row in rows if time_s >= now_s - zero_s - patience.window_s]
-        moved = _moving(latest, patience.eps_nbytes)
-        away = _away(rows[-1][1], target or {}, patience.eps_nbytes)
-        waited_s = now_s - start_s
-        calm = waited_s >= patience.window_s and not moved and not away
-        if calm or waited_s >= patience.timeout_s:
-            return Settled(rows[-1][1], now_s - zero_s, moved, away, rows)
-        clock.sleep(patience.interval_s)
-
-
-def _moving(rows: Sequence[Row], eps_nbytes: int) -> list[str]:
-    def span(column: str) -> int:
-        numbers = [number for row in rows if (number := row.get(column)) is not None]
-        return max(numbers) - min(numbers) if numbers else 0
-
-    return [column for column in rows[-1] if decides(column) and span(column) > eps_nbytes]
-
-
-def _away(row: Row, target: Mapping[str, int | None], eps_nbytes: int) -> list[str]:
-    return [column for column in row if decides(column) and _far(row[column], target.get(column), eps_nbytes)]
-
-
-def _far(number: int | None, wanted: int | None, eps_nbytes: int) -> bool:
-    return number is not None and wanted is not None and abs(number - wanted) > eps_nbytes
+    """`framepipe.guard.waiting.settle` by the columns that `decides` picks."""
+    return waiting.settle(read, patience, target=target, began_s=began_s, decides=decides, clock=clock)
 
 
 def back_s(
-    rows: Sequence[tuple[float, Row]], target: Mapping[str, int | None], column: str, eps_nbytes: int
+    rows: Sequence[tuple[float, Mapping[str, int | None]]],
+    target: Mapping[str, int | None],
+    column: str,
+    eps_nbytes: int,
 ) -> float | None:
     """When ``column`` was back at its target for good, to the distance of two readings; None if it was not."""
-    far = [i for i, (_, row) in enumerate(rows) if _far(row.get(column), target.get(column), eps_nbytes)]
-    at = far[-1] + 1 if far else 0
+    away = [i for i, (_, row) in enumerate(rows) if far(row.get(column), target.get(column), eps_nbytes)]
+    at = away[-1] + 1 if away else 0
     return rows[at][0] if at < len(rows) else None
 
 

@@ -9,10 +9,10 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from framepipe.errors import ConfigError, DeviceUnavailableError
+from framepipe.hardware import cpu_name, driver_version
 from framepipe.parts import cpus
 from framepipe.probe import windows
 from framepipe.report import versions
@@ -88,38 +88,6 @@ def _about(gpu: Any) -> dict[str, Any]:
         "windows": windows.settings(),
         "versions": versions(),
     }
-
-
-def cpu_name() -> str | None:
-    """The processor's model, or None where the system does not tell."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return named[1] if named else platform.processor() or None
-
-
-def driver_version() -> str | None:
-    """The version of the NVIDIA driver, by NVML or the kernel module, or None."""
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        try:
-            version = nvml.nvmlSystemGetDriverVersion()
-        finally:
-            nvml.nvmlShutdown()
-        return version.decode() if isinstance(version, bytes) else str(version)
-    except Exception:  # not installed, or no driver: the kernel may still tell
-        return _kernel_module()
-
-
-def _kernel_module(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    try:
-        found = re.search(r"Kernel Module.*?\s(\d[\d.]+)\s", path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
-    return found[1] if found else None
 
 
 def identity(device: int = 0) -> str:

@@ -13,8 +13,9 @@ from dataclasses import asdict
 from typing import Any
 
 from framepipe.errors import ConfigError
+from framepipe.guard.waiting import Patience
 from framepipe.probe import record
-from framepipe.probe.counters import Patience, difference
+from framepipe.probe.counters import difference
 from framepipe.probe.kinds import KINDS, Kind, chosen
 from framepipe.probe.machine import Available, Machine, available
 from framepipe.probe.steps import Run, Step, Tell, carry_out

@@ -48,7 +48,7 @@ class VideoWriter:
         self.size = size
         self.moved = 0
         self._encoding = encoding
-        self._aspect = aspect
+        self.aspect = aspect
         self._warn = warn
         self._sound = sound
         from_zero = from_zero or not keeps_start(encoding.container)
@@ -150,8 +150,8 @@ class VideoWriter:
         stream = container.add_stream(encoding.codec, rate=self._rate, options=encoding.encoder_options())
         size = (self.size[0] + self._pad[0], self.size[1] + self._pad[1])
         colour = encoding.configure(stream.codec_context, size, self._rate, self._time_base)
-        if self._aspect != 1:
-            stream.codec_context.sample_aspect_ratio = self._aspect
+        if self.aspect != 1:
+            stream.codec_context.sample_aspect_ratio = self.aspect
         if with_sound:
             assert self._sound is not None
             self._sound_stream = container.add_stream_from_template(self._sound.stream)

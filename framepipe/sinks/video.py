@@ -31,9 +31,10 @@ class Video(Sink):
 
     The pictures' own times are kept, constant or not (Matroska and WebM count milliseconds, AVI frames of one
     rate from 0). ``times: zero`` begins every file at 0; ``auto`` does so for the parts that ``rotate_s`` makes.
-    A time that repeats or goes back is written a tick after the last. A picture of another size begins a new
-    part (``name_0001.mp4``). Where the codec takes only even sizes the last column or row is repeated once. A file
-    is ``name.part.mp4`` until it is whole, which it is after an error or Ctrl-C too, up to there.
+    A time that repeats or goes back is written a tick after the last. A picture of another size, or whose pixels have
+    another shape, begins a new part (``name_0001.mp4``). Where the codec takes only even sizes the last column or row
+    is repeated once. A file is ``name.part.mp4`` until it is whole, which it is after an error or Ctrl-C too, up to
+    there.
 
     ``codec``, ``preset`` and ``options`` are FFmpeg's. ``crf`` or ``bitrate`` (bits a second, ``4M``) sets the
     quality. ``threads`` bounds the encoder's threads for each source: two, since decoding uses the cores already.
@@ -99,11 +100,11 @@ class Video(Sink):
         if before is not None:
             before.copy_sound(time)
         writer = self._outputs.get(frame.source, frame.time_s, frame)
-        if writer.size != size:
+        if (writer.size, writer.aspect) != (size, frame.pixel_aspect):
             self._warn(
                 f"change {frame.source}",
-                f"video: pictures of {frame.source!r} change from {writer.size[0]}x{writer.size[1]} to "
-                f"{size[0]}x{size[1]} at {frame.time_s:.3f} s: a new part begins at every change",
+                f"video: pictures of {frame.source!r} change from {_told(writer.size, writer.aspect)} to "
+                f"{_told(size, frame.pixel_aspect)} at {frame.time_s:.3f} s: a new part begins at every change",
             )
             writer = self._outputs.renew(frame.source, frame.time_s, frame)
         moved = writer.moved
@@ -196,3 +197,8 @@ def _bits(rate: int | str | None) -> int | None:
     if bits <= 0:
         raise ConfigError(f"video: bitrate takes bits a second, as 4000000 or 4M, not {rate!r}")
     return bits
+
+
+def _told(size: tuple[int, int], aspect: Fraction) -> str:
+    pixels = "" if aspect == 1 else f" of pixels {aspect.numerator}:{aspect.denominator}"
+    return f"{size[0]}x{size[1]}{pixels}"

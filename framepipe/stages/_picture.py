@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from framepipe.errors import ConfigError
+from framepipe.frame import Batch
+from framepipe.kernels._colour import component
+from framepipe.kernels._tonemap import PQ_PEAK_NITS, SDR_WHITE_NITS
 from framepipe.registry import did_you_mean
 from framepipe.stage import Affine, ArraySpec, Flow, Stage
 
@@ -19,6 +22,7 @@ Accuracy = Literal["exact", "fast"]
 Mode = Literal["stretch", "fit", "fill", "letterbox"]
 Method = Literal["nearest", "bilinear", "area", "auto"]
 Layout = Literal["nchw", "nhwc"]
+Tonemap = Literal["hable", "reinhard", "none"]
 Rect = tuple[int, int, int, int]
 """x, y, width, height in pixels."""
 Color = tuple[int, int, int]
@@ -116,6 +120,24 @@ def chosen_accuracy(accuracy: Accuracy | None, device: Device) -> Accuracy:
     return accuracy or ("fast" if device.default_accuracy == "fast" else "exact")
 
 
+def upright_alpha(batch: Batch, i: int) -> Any:
+    """The alpha of picture ``i`` of a batch, upright: (H, W) uint32, since 16 bits times a code must fit."""
+    assert batch.planes is not None
+    spec = batch.spec
+    plane = component(batch.planes.picture(i), spec, "A")
+    return spec.to_upright(plane).astype("uint32") >> spec.format.shift
+
+
+def compose(batch: Batch, images: Any, color: Color) -> None:
+    """Put the upright RGB ``images`` of a batch that has alpha on a colour, in place."""
+    top = (1 << batch.spec.format.bits) - 1
+    for i, picture in enumerate(images):
+        alpha = upright_alpha(batch, i)
+        for channel, code in enumerate(color):  # numbers, since an array would have to be uploaded
+            over = picture[..., channel]
+            over[...] = (over * alpha + code * (top - alpha) + top // 2) // top
+
+
 class Checks:
     """Collects what is wrong with the parameters of a stage; `done` raises it all as one `ConfigError`."""
 
@@ -154,6 +176,14 @@ class Checks:
             self.problems.append(
                 f"{name} is {value!r}; it must be one number {kind}, or one for each of three channels"
             )
+
+    def tonemap(self) -> None:
+        """The parameters ``tonemap`` and ``peak_nits``."""
+        self.choice("tonemap", Tonemap)
+        peak = getattr(self._stage, "peak_nits", None)
+        if peak is None or not SDR_WHITE_NITS <= peak <= PQ_PEAK_NITS:
+            least, most = f"{SDR_WHITE_NITS:g}", f"{PQ_PEAK_NITS:g}"
+            self.problems.append(f"peak_nits is {peak}; it must be from {least} (the white of SDR) to {most}")
 
     def array_name(self, name: str) -> None:
         """The name of a tensor: not one that means something else."""

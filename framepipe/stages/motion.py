@@ -82,6 +82,10 @@ class Motion(Stage):
         self.readback = (self._mask,)
         return flow.put(self._mask, ArraySpec(tuple(-(-side // CELL) for side in self._small)))
 
+    def device_nbytes(self, sources: int) -> int:
+        pixels = math.prod(self._small)
+        return sources * 4 * 2 * pixels + 4 * pixels  # uint16 layers, and the scratch of the kernel
+
     def launch(self, batch: Batch) -> None:
         assert batch.planes is not None
         for i, item in enumerate(batch.items):
@@ -90,7 +94,7 @@ class Motion(Stage):
     def _state(self, source: str) -> _State:
         """What is known of a source; begun anew when its spec changed (copies of this stage share them all)."""
         state = self._states.get(source)
-        if state is None or state.spec != self._spec:
+        if state is None or not state.spec.same_pictures(self._spec):
             layers = self.device.xp.zeros((4, *self._small), np.uint16)
             state = self._states[source] = _State(self._spec, layers)
         return state
@@ -148,12 +152,14 @@ def _shrink(spec: FrameSpec, most: int) -> int:
 
 
 def _upright(box: tuple[float, float, float, float], spec: FrameSpec) -> tuple[float, float, float, float]:
-    """A box of the decoded picture in the picture turned counter-clockwise by ``spec.rotation``."""
+    """A box of the decoded picture in the upright one."""
     x1, y1, x2, y2 = box
+    if spec.mirrored:
+        x1, x2 = spec.width - x2, spec.width - x1
     if spec.rotation == 90:
         return y1, spec.width - x2, y2, spec.width - x1
     if spec.rotation == 180:
         return spec.width - x2, spec.height - y2, spec.width - x1, spec.height - y1
     if spec.rotation == 270:
         return spec.height - y2, x1, spec.height - y1, x2
-    return box
+    return x1, y1, x2, y2

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from framepipe.frame import Batch
+from framepipe.kernels._tonemap import Tone
 from framepipe.registry import register
 from framepipe.stage import ArraySpec, Flow, Stage
-from framepipe.stages._picture import Accuracy, Checks, Color, chosen_accuracy
+from framepipe.stages._picture import Accuracy, Checks, Color, Tonemap, chosen_accuracy, compose, upright_alpha
 
 
 @register("rgb")
@@ -23,11 +24,19 @@ class Rgb(Stage):
     ``alpha`` of pictures that have it is dropped (``drop``), kept as the tensor ``alpha``, (N, H, W) uint8
     (``keep``; 255 for pictures that have none), or used to put the picture on a colour: that one's red, green and
     blue. Alpha is taken as straight, as PNG, VP9 and ProRes have it; colours are mixed as codes.
+
+    ``tonemap`` takes HDR (PQ, HLG) to SDR: by Hable's curve (``hable``, with more contrast), Reinhard's extended one
+    (``reinhard``), or not at all (``none``: codes are converted as if they were SDR's, and the report says so).
+    ``peak_nits`` is the luminance in cd/m2, from 203, that becomes white, as all above it does; HLG has no more than
+    1000. With either, accuracy ``fast`` is ``exact``; SDR pictures stay as they are. The formulas are in
+    `framepipe.kernels._tonemap`.
     """
 
     accuracy: Accuracy | None = None
     chroma: Literal["nearest", "bilinear"] = "nearest"
     alpha: Literal["drop", "keep"] | Color = "drop"
+    tonemap: Tonemap = "none"
+    peak_nits: float = 1000.0
 
     reads = frozenset({"planes"})
     writes = frozenset({"image"})
@@ -42,16 +51,19 @@ class Rgb(Stage):
             checks.choice("alpha", Literal["drop", "keep"])
         else:
             checks.color("alpha")
+        checks.tonemap()
         checks.done()
         self.uses_alpha = self.alpha != "drop"
         if self.alpha == "keep":
             self.writes = frozenset({"image", "alpha"})
         self._accuracy: Accuracy = "exact"
+        self._tone: Tone | None = None
 
     def plan(self, flow: Flow) -> Flow:
         self._accuracy = "exact" if self.chroma == "bilinear" else chosen_accuracy(self.accuracy, self.device)
         # On the host libavfilter's own frames go on as the image: a copy would cost more than the conversion.
-        fast = self._accuracy == "fast" and self.device.kind == "cpu"
+        self._tone = Tone.of(self.tonemap, self.peak_nits, flow.spec)
+        fast = self._accuracy == "fast" and self.device.kind == "cpu" and self._tone is None
         self.allocates = fast and self.device.kernels.fast_path(flow.spec)
         width, height = flow.spec.upright_size
         flow = flow.put("image", ArraySpec((height, width, 3)))
@@ -62,11 +74,12 @@ class Rgb(Stage):
         if self.allocates:
             batch.out["image"] = kernels.to_rgb(batch.planes, accuracy="fast")
         else:
-            kernels.to_rgb(batch.planes, batch.out["image"], accuracy=self._accuracy, chroma=self.chroma)
+            how = {"accuracy": self._accuracy, "chroma": self.chroma, "tone": self._tone}
+            kernels.to_rgb(batch.planes, batch.out["image"], **how)
         if self.alpha == "keep":
             self._keep(batch)
         elif not isinstance(self.alpha, str) and "A" in batch.spec.format.components:
-            self._compose(batch, self.alpha)
+            compose(batch, batch.out["image"], self.alpha)
 
     def _keep(self, batch: Batch) -> None:
         if "A" not in batch.spec.format.components:
@@ -76,21 +89,4 @@ class Rgb(Stage):
             return
         top = (1 << batch.spec.format.bits) - 1
         for i in range(len(batch)):
-            batch.out["alpha"][i] = (self._alpha(batch, i) * 255 + top // 2) // top
-
-    def _compose(self, batch: Batch, color: Color) -> None:
-        top = (1 << batch.spec.format.bits) - 1
-        for i, picture in enumerate(batch.out["image"]):
-            alpha = self._alpha(batch, i)
-            for channel, code in enumerate(color):  # numbers, since an array would have to be uploaded
-                over = picture[..., channel]
-                over[...] = (over * alpha + code * (top - alpha) + top // 2) // top
-
-    def _alpha(self, batch: Batch, i: int) -> Any:
-        """The upright alpha of picture ``i``, (H, W) uint32: 16 bits times a code fit."""
-        assert batch.planes is not None
-        spec, xp = batch.spec, self.device.xp
-        at, channel = spec.format.components["A"]
-        plane = batch.planes.picture(i)[at]
-        plane = plane[..., channel] if plane.ndim == 3 else plane
-        return xp.rot90(plane, spec.rotation // 90).astype("uint32") >> spec.format.shift
+            batch.out["alpha"][i] = (upright_alpha(batch, i) * 255 + top // 2) // top

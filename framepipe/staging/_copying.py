@@ -11,7 +11,7 @@ from framepipe.device.base import Event, Stream
 from framepipe.errors import DeviceMemoryError
 from framepipe.frame import FrameSpec, Planes
 from framepipe.planecopy import CopyThreads, PlaneCopy
-from framepipe.stager import Stager
+from framepipe.stager import HostMemory, Stager
 
 if TYPE_CHECKING:
     from framepipe.device.base import Device
@@ -24,6 +24,34 @@ class CopyingStager(Stager):
     Where host and device share memory no half exists and stages read the slot itself.
     """
 
+    holds = "ring slab"
+    """What a block of `allocate` is, for the account of page-locked memory."""
+
+    per_batch: bool = False
+    """True where memory is made for every batch."""
+
+    @classmethod
+    def locks(cls, *, host_shared: bool) -> bool:
+        """Whether the slots are page-locked."""
+        return cls.pinned and not host_shared
+
+    @classmethod
+    def takes(cls, nbytes: int) -> int | None:
+        """What a page-locked block of ``nbytes`` takes of the system; None where its allocator does not say."""
+        return nbytes
+
+    @classmethod
+    def host_memory(cls, spec: FrameSpec, slots: int, batch: int, *, host_shared: bool) -> HostMemory | None:
+        blocks, pictures = (slots, batch) if cls.per_batch else (1, slots * batch)
+        nbytes = pictures * spec.nbytes
+        if not cls.locks(host_shared=host_shared):
+            return HostMemory("pageable", blocks, nbytes, nbytes, cls.per_batch)
+        return HostMemory("pinned", blocks, nbytes, cls.takes(nbytes), cls.per_batch)
+
+    @classmethod
+    def has_halves(cls, *, host_shared: bool) -> bool:
+        return not host_shared
+
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         super().open(device, slots, batch, depth)
         self.shares_memory = device.host_shared
@@ -33,9 +61,14 @@ class CopyingStager(Stager):
         self.half_nbytes = 0
         self.targets: dict[tuple[int, int, int], Any] = {}
 
+    @property
+    def owner(self) -> str:
+        """Who page-locks, as the report names it."""
+        return f"{self.holds} ({self.type_name})"
+
     def allocate(self, nbytes: int) -> np.ndarray:
         """A page-aligned block for slots, of exactly ``nbytes``: what most strategies differ in."""
-        return self.device.host_empty(nbytes, pinned=self.pinned)
+        return self.device.host_empty(nbytes, pinned=self.pinned, owner=self.owner)
 
     def release(self, block: np.ndarray) -> None:
         """Give a block of `allocate` back; nothing uses it any more."""

@@ -42,6 +42,10 @@ class CudaCore(PerFrame):
             return f"cuda.core cannot ask the driver for pools of host memory: {error}"
         return None if supported else "the driver has no pools of host memory"
 
+    @classmethod
+    def takes(cls, nbytes: int) -> int | None:
+        return None
+
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         super().open(device, slots, batch, depth)
         core: Any = importlib.import_module("cuda.core")
@@ -55,7 +59,7 @@ class CudaCore(PerFrame):
             self.pool = core.PinnedMemoryResource(core.PinnedMemoryResourceOptions())
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        return self.device.host_made(nbytes, lambda: (self._from_pool(nbytes), 0))
+        return self.device.host_made(nbytes, lambda: (self._from_pool(nbytes), 0), owner=self.owner)
 
     def release(self, block: np.ndarray) -> None:
         super().release(block)

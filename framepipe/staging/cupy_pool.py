@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from framepipe.memory import power_of_two
 from framepipe.registry import register
 from framepipe.staging.per_frame import PerFrame
 
@@ -27,8 +28,12 @@ class CupyPool(PerFrame):
     def missing(cls, device_kind: str) -> str | None:
         return None if device_kind == "cuda" else "it is the page-locked memory pool of CuPy, which needs a GPU"
 
+    @classmethod
+    def takes(cls, nbytes: int) -> int | None:
+        return power_of_two(nbytes)
+
     def allocate(self, nbytes: int) -> np.ndarray:
-        return self.device.host_made(nbytes, lambda: self._from_pool(nbytes))
+        return self.device.host_made(nbytes, lambda: self._from_pool(nbytes), owner=self.owner)
 
     def _from_pool(self, nbytes: int) -> tuple[np.ndarray, int]:
         cuda: Any = importlib.import_module("cupy").cuda

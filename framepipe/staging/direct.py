@@ -11,6 +11,7 @@ import numpy as np
 from framepipe.device.base import Event, Stream
 from framepipe.frame import FrameSpec, Planes, frame_planes
 from framepipe.registry import register
+from framepipe.stager import HostMemory
 from framepipe.staging._copying import CopyingStager
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ class Direct(CopyingStager):
     """
 
     holds_frames = True
+
+    @classmethod
+    def host_memory(cls, spec: FrameSpec, slots: int, batch: int, *, host_shared: bool) -> HostMemory | None:
+        return None
 
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         super().open(device, slots, batch, depth)

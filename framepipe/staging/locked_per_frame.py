@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from framepipe.memory import mapping
+from framepipe.memory import mapping, whole_pages
 from framepipe.registry import register
 from framepipe.staging.per_frame import PerFrame
 
@@ -29,9 +29,17 @@ class LockedPerFrame(PerFrame):
             "registered_per_frame"
         )
 
+    @classmethod
+    def locks(cls, *, host_shared: bool) -> bool:
+        return True
+
+    @classmethod
+    def takes(cls, nbytes: int) -> int | None:
+        return whole_pages(nbytes)
+
     def allocate(self, nbytes: int) -> np.ndarray:
         block = mapping(nbytes, touch=False)  # locking brings the pages in
-        self.device.host_register(block)
+        self.device.host_register(block, owner=self.owner)
         return block
 
     def release(self, block: np.ndarray) -> None:

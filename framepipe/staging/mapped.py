@@ -35,12 +35,16 @@ class Mapped(Pooled):
             return "it needs a GPU; on the CPU stages read the slots in any case, which is pooled"
         return None
 
+    @classmethod
+    def has_halves(cls, *, host_shared: bool) -> bool:
+        return False
+
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         super().open(device, slots, batch, depth)
         self.views: dict[tuple[int, int, int], Any] = {}
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        return self.device.host_empty(nbytes, pinned=True, flags=MAPPED)
+        return self.device.host_empty(nbytes, pinned=True, flags=MAPPED, owner=self.owner)
 
     def plan(self, spec: FrameSpec, ring: Sequence[Slot] = ()) -> bool:
         new = super().plan(spec, ring)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from framepipe.memory import mapping
+from framepipe.memory import mapping, whole_pages
 from framepipe.registry import register
 from framepipe.staging.pooled import Pooled
 
@@ -28,9 +28,13 @@ class Registered(Pooled):
             return "memory is registered with a GPU; what the system alone locks is locked"
         return None
 
+    @classmethod
+    def takes(cls, nbytes: int) -> int | None:
+        return whole_pages(nbytes)
+
     def allocate(self, nbytes: int) -> np.ndarray:
         block = mapping(nbytes)
-        self.device.host_register(block)
+        self.device.host_register(block, owner=self.owner)
         return block
 
     def release(self, block: np.ndarray) -> None:

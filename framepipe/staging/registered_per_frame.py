@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from framepipe.frame import FrameSpec
-from framepipe.memory import mapping
+from framepipe.memory import mapping, whole_pages
 from framepipe.registry import register
 from framepipe.staging.per_frame import PerFrame
 
@@ -33,6 +33,10 @@ class RegisteredPerFrame(PerFrame):
             return "memory is registered with a GPU; what the system alone locks is locked_per_frame"
         return None
 
+    @classmethod
+    def takes(cls, nbytes: int) -> int | None:
+        return whole_pages(nbytes)
+
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         super().open(device, slots, batch, depth)
         self.blocks: dict[int, np.ndarray] = {}
@@ -49,7 +53,7 @@ class RegisteredPerFrame(PerFrame):
         if slot.memory is None or slot.memory.shape[1] != spec.nbytes:
             slot.memory, slot.rooms = block[:nbytes].reshape(self.batch, spec.nbytes), {}
         with self.timed("allocate"):
-            self.device.host_register(block)
+            self.device.host_register(block, owner=self.owner)
         self.device.regions(list(slot.memory), f"slot {slot.index}, picture")
 
     def release(self, block: np.ndarray) -> None:

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from framepipe.device.base import Event, Stream
 from framepipe.frame import FrameSpec, Planes
+from framepipe.ledger import Pin
+from framepipe.memory import power_of_two
 from framepipe.registry import register
+from framepipe.stager import HostMemory
 from framepipe.staging._copying import CopyingStager
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ class Torch(CopyingStager):
     ``pinned_allocations`` how often it was asked.
     """
 
+    holds = "frame"
+
     @classmethod
     def missing(cls, device_kind: str) -> str | None:
         if device_kind != "cuda":
@@ -40,12 +45,19 @@ class Torch(CopyingStager):
             return f"PyTorch cannot be imported ({type(error).__name__}: {error})"
         return None if torch.cuda.is_available() else "the PyTorch that is installed finds no GPU"
 
+    @classmethod
+    def host_memory(cls, spec: FrameSpec, slots: int, batch: int, *, host_shared: bool) -> HostMemory | None:
+        # Rows are as long as the decoder makes them, which is known of its frames alone: much as in a slot.
+        planes = [plane.pitch * plane.height for plane in spec.planes]
+        nbytes, taken = batch * sum(planes), batch * sum(power_of_two(each) for each in planes)
+        return HostMemory("pinned", slots, nbytes, taken, per_batch=True)
+
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         super().open(device, slots, batch, depth)
         self.torch: Any = importlib.import_module("torch")
         self.number: int = getattr(device, "number", 0)
-        self.tensors: dict[int, list[list[tuple[Any, str]]]] = {}
-        """By slot and picture: each plane as a tensor, and the kind of memory that it is in."""
+        self.tensors: dict[int, list[list[tuple[Any, Pin | None]]]] = {}
+        """By slot and picture: each plane as a tensor, and its entry in the ledger where it is page-locked."""
         self.rooms: dict[tuple[int, FrameSpec, int], list[Any]] = {}
         self.streams: dict[int, Any] = {}
         with device.bound():
@@ -93,21 +105,24 @@ class Torch(CopyingStager):
                 self._drop(tensors)
         super().close()
 
-    def _pin(self, plane: Any, height: int) -> tuple[Any, str]:
+    def _pin(self, plane: Any, height: int) -> tuple[Any, Pin | None]:
         torch, line = self.torch, abs(plane.line_size)
         rows = torch.frombuffer(memoryview(plane), dtype=torch.uint8, count=line * height).view(height, line)
         if plane.line_size < 0:  # the picture lies upside down in memory
             rows = rows.flip(0)
         nbytes = height * line
         tensor = self.device.page_lock(nbytes, rows.pin_memory)
-        kind = "pinned" if tensor is not None else "pageable"
-        self.device.ledger.add(kind, nbytes, 0 if tensor is not None else nbytes)
-        return (tensor if tensor is not None else rows.clone()), kind
+        if tensor is not None:  # what its pool takes is counted as a whole
+            return tensor, self.device.ledger.pin(nbytes, 0, owner=self.owner)
+        self.device.ledger.add("pageable", nbytes)
+        return rows.clone(), None
 
-    def _drop(self, tensors: list[tuple[Any, str]]) -> None:
-        for tensor, kind in tensors:
-            nbytes = tensor.nbytes
-            self.device.ledger.add(kind, -nbytes, 0 if kind == "pinned" else -nbytes)
+    def _drop(self, tensors: list[tuple[Any, Pin | None]]) -> None:
+        for tensor, pin in tensors:
+            if pin is not None:
+                self.device.ledger.unpin(pin)
+            else:
+                self.device.ledger.add("pageable", -tensor.nbytes)
         tensors.clear()
 
     def _rooms(self, half: int, spec: FrameSpec, i: int) -> list[Any]:

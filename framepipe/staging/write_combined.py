@@ -31,4 +31,4 @@ class WriteCombined(Pooled):
         return None
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        return self.device.host_empty(nbytes, pinned=True, flags=WRITE_COMBINED)
+        return self.device.host_empty(nbytes, pinned=True, flags=WRITE_COMBINED, owner=self.owner)

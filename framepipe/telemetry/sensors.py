@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from framepipe.telemetry.adapter import Adapter, find_adapter
@@ -36,8 +36,10 @@ NAMES = tuple(row.name for row in _ROWS)
 _SYSTEMS = {"linux": "Linux", "win32": "Windows"}
 
 
-def open_sensors(device_index: int | None = None, *, adapter: Adapter | None = None) -> list[Sensor]:
-    """Every sensor that there is, in a fixed order; one that cannot be opened is a `Missing` row with its reason.
+def open_sensors(
+    device_index: int | None = None, *, adapter: Adapter | None = None, names: Collection[str] = NAMES
+) -> list[Sensor]:
+    """Every sensor of ``names``, in a fixed order; one that cannot be opened is a `Missing` row with its reason.
 
     ``device_index`` is CUDA's number of the device to watch; without it those of a device are missing, and nothing of
     CUDA is touched. With it the CUDA driver is initialised, and reading ``cuda`` makes this process's context there.
@@ -49,7 +51,7 @@ def open_sensors(device_index: int | None = None, *, adapter: Adapter | None = N
             adapter = find_adapter(device_index)
         except Exception as error:
             why = describe(error)
-    return [_open(row, adapter, why) for row in _ROWS]
+    return [_open(row, adapter, why) for row in _ROWS if row.name in names]
 
 
 def _open(row: _Row, adapter: Adapter | None, why: str) -> Sensor:

@@ -44,16 +44,20 @@ struct Tile {
 __device__ __forceinline__ Tile tile_at(const Source& s, int x0, int y0, int width, int height)
 {
     const int w = min(width, s.width - x0), h = min(height, s.height - y0);
-    const int after_x = s.width - x0 - w, after_y = s.height - y0 - h;
     const int flat = width * 3 + 4, tall = height * 3 + 4;  // a word beside a multiple of the 32 banks
-    switch (s.rotation) {
-    case 90: return {h, w, y0, after_x, tall, (w - 1) * tall, -tall, 3};
-    case 180: return {w, h, after_x, after_y, flat, (h - 1) * flat + (w - 1) * 3, -3, -flat};
-    default: return {h, w, after_y, x0, tall, (h - 1) * 3, tall, -3};
-    }
+    const bool swaps = s.turn[0] == 0;
+    // Along x, and along y, of the lying picture the upright one is run through forwards (1) or backwards (-1).
+    const int along_x = s.turn[swaps ? 1 : 0], along_y = s.turn[swaps ? 3 : 4];
+    const int from_x = along_x > 0 ? x0 : s.width - x0 - w, from_y = along_y > 0 ? y0 : s.height - y0 - h;
+    const int across = along_x * (swaps ? tall : 3), down = along_y * (swaps ? 3 : flat);
+    const int first = (along_x > 0 ? 0 : (1 - w) * across) + (along_y > 0 ? 0 : (1 - h) * down);
+    if (swaps)
+        return {h, w, from_y, from_x, tall, first, across, down};
+    return {w, h, from_x, from_y, flat, first, across, down};
 }
 
-// The upright picture is the lying one turned: a block of 8 x 32 threads turns a tile of 64 columns in shared memory.
+// The upright picture is the lying one turned or mirrored: a block of 8 x 32 threads turns a tile of 64 columns in
+// shared memory.
 extern "C" __global__ void __launch_bounds__(256) convert_turned(const u8* in, u8* out, Job job)
 {
     __shared__ uint4 shared[64 * (32 * ROWS * 3 + 4) / 16 + 1];

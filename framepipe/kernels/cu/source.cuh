@@ -38,9 +38,15 @@ __device__ __forceinline__ void chroma(const Source& s, int u, int v, int (&sum)
     sum[2] = (int)(s.bu * u & s.mask) + s.offsets[2];
 }
 
+// A code; with CODE_FRACTION more bits, what is to become one, not clipped.
+#ifndef CODE_FRACTION
+#define CODE_FRACTION 0
+#endif
+
 __device__ __forceinline__ int code(const Source& s, int luma, int sum)
 {
-    return clip((int)(s.y * luma + sum) >> s.shift, 0, 255);
+    const int value = (int)(s.y * luma + sum) >> (s.shift - CODE_FRACTION);
+    return CODE_FRACTION ? value : clip(value, 0, 255);
 }
 
 struct Three {

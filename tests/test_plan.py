@@ -1,0 +1,568 @@
+"""The plan of a pipeline's memory: it says beforehand what a run's report says afterwards."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from framepipe import Pipeline, budget, cli, fitting, limits, parts
+from framepipe import plan as planning
+from framepipe.device.simulated import SimulatedDevice
+from framepipe.errors import ConfigError
+from framepipe.frame import FrameSpec
+from framepipe.limits import Limit
+from framepipe.memory import power_of_two
+from framepipe.planned import Plan, RulesOfThumb
+from framepipe.sink import Sink
+from framepipe.sources.file import File
+from framepipe.sources.synthetic import Synthetic
+from framepipe.stager import StagingOptions
+from framepipe.stages.draw import Draw
+from framepipe.stages.motion import Motion
+from framepipe.stages.resize import Resize
+from framepipe.stages.rgb import Rgb
+from framepipe.stages.stats import Stats
+from framepipe.stages.tensor import Tensor
+
+
+class Hold(Sink):
+    """Keeps the first frame until as much is in flight as there can be."""
+
+    def __init__(self, names: set[str], host: bool = True) -> None:
+        self.reads, self.host = frozenset(names), host
+        self.until: Any = None
+
+    def write(self, frame: Any) -> None:
+        until, self.until = self.until, None
+        deadline = time.monotonic() + 10
+        while until is not None and not until() and time.monotonic() < deadline:
+            threading.Event().wait(0.002)
+
+
+def source(frames: int = 60, width: int = 96, height: int = 64, **more: Any) -> Synthetic:
+    return Synthetic(width=width, height=height, frames=frames, **more)
+
+
+PIPELINES: dict[str, tuple[Any, set[str]]] = {
+    "picture": (list, {"image"}),
+    "tensor": (lambda: [Tensor(width=40, height=40)], {"input"}),
+    "found": (lambda: [Motion(), Rgb(), Draw()], {"image", "meta"}),
+    "numbers": (lambda: [Stats(of="luma")], {"meta"}),
+    "chain": (lambda: [Rgb(accuracy="exact"), Resize(width=48), Stats()], {"image", "meta"}),
+}
+
+
+def planned(stages: Any, sinks: Any, sources: Any = None, **options: Any) -> Plan:
+    return planning.plan(sources or [source()], stages, sinks, **{"device": "simulated", **options})
+
+
+def device_bytes(plan: Plan) -> int:
+    """What the simulated device counts: states are the stages' own arrays there, and nothing is rounded."""
+    return sum(need.nbytes for need in plan.needs if need.kind == "device" and not need.owner.startswith("state"))
+
+
+@pytest.mark.parametrize("host", [True, False], ids=["host", "device"])
+@pytest.mark.parametrize(
+    ("strategy", "batch", "depth"),
+    [("pooled", 1, 2), ("pooled", 4, 1), ("pooled", 3, 3), ("mapped", 2, 2), ("pageable", 2, 2), ("direct", 2, 2)],
+)
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_run_takes_what_was_planned(name, strategy, batch, depth, host):
+    make, reads = PIPELINES[name]
+    staging = {"strategy": strategy, "batch": batch, "depth": depth, "batch_timeout_s": 10}
+    plan = planned(make(), [Hold(reads, host)], staging=staging, threads=1)
+    sink = Hold(reads, host)
+    pipeline = Pipeline([source()], make(), [sink], device="simulated", staging=staging, threads=1)
+    most = device_bytes(plan)
+    sink.until = lambda: pipeline._engine.runner.in_flight.qsize() > depth  # every batch that may be
+    memory = pipeline.run().memory
+    assert memory["pinned_bytes"] == sum(need.nbytes for need in plan.needs if need.kind == "pinned")
+    assert memory["pinned_bytes_taken"] == plan.nbytes("pinned")
+    assert memory["pinned_allocations"] == sum(need.blocks or 0 for need in plan.needs if need.kind == "pinned")
+    owners = {row["owner"]: row["peak_bytes"] for row in memory["pins"]}
+    assert owners == {need.owner: need.nbytes for need in plan.needs if need.kind == "pinned"}
+    for tier in ("hot", "cold"):
+        assert memory["tiers"][tier]["peak_bytes"] == sum(need.nbytes for need in plan.needs if need.tier == tier)
+    assert memory["pageable_bytes"] == plan.nbytes("pageable")
+    assert 0.95 * most <= memory["device_bytes_peak"] <= most
+    assert pipeline.report.staging["slots"] == plan.staging["slots"]
+
+
+@pytest.mark.parametrize("strategy", ["per_frame", "registered_per_frame", "registered", "write_combined"])
+def test_other_strategies_page_lock_what_was_planned(strategy):
+    staging = {"strategy": strategy, "batch": 2, "batch_timeout_s": 10}
+    plan = planned([], [Hold({"image"})], staging=staging, threads=1)
+    with Pipeline([source()], [], [Hold({"image"})], device="simulated", staging=staging, threads=1) as pipeline:
+        memory = pipeline.run().memory
+    assert memory["pinned_bytes"] == sum(need.nbytes for need in plan.needs if need.kind == "pinned")
+    assert memory["pinned_bytes_taken"] == plan.nbytes("pinned")
+    once = sum(need.blocks or 0 for need in plan.needs if need.kind == "pinned")
+    for_batches = [need for need in plan.needs if need.kind == "pinned" and need.blocks is None]
+    assert memory["pinned_allocations"] == once + 30 * len(for_batches)
+    assert bool(for_batches) == strategy.endswith("per_frame")
+
+
+@pytest.mark.parametrize("strategy", ["pooled", "locked", "locked_per_frame", "direct"])
+def test_on_the_cpu_the_ring_is_what_was_planned(strategy):
+    staging = {"strategy": strategy, "batch": 2, "batch_timeout_s": 10}
+    plan = planned([], [Hold(set())], device="cpu", staging=staging, threads=1)
+    with Pipeline([source()], [], [Hold(set())], device="cpu", staging=staging, threads=1) as pipeline:
+        report = pipeline.run()
+    if any("refused" in warning for warning in report.warnings):
+        pytest.skip("this system locks too little memory")
+    assert report.memory["pinned_bytes_taken"] == plan.nbytes("pinned")
+    assert report.memory["pageable_bytes"] == plan.nbytes("pageable")
+    assert report.staging["slots"] == plan.staging["slots"]
+
+
+@pytest.mark.parametrize(("strategy", "flights"), [("pooled", 2), ("direct", 16)])
+def test_what_is_made_on_the_cpu_is_bounded(strategy, flights):
+    stages, reads = PIPELINES["chain"]
+    staging = {"strategy": strategy, "batch": 2, "depth": 1, "batch_timeout_s": 10}
+    plan = planned(stages(), [Hold(reads)], device="cpu", staging=staging, threads=1)
+    sink = Hold(reads)
+    with Pipeline([source()], stages(), [sink], device="cpu", staging=staging, threads=1) as pipeline:
+        sink.until = lambda: pipeline._engine.runner.in_flight.qsize() >= flights
+        used = pipeline.run().memory["pageable_bytes"]
+    assert 0.95 * plan.nbytes("pageable") <= used <= plan.nbytes("pageable")
+
+
+def test_sources_of_several_sizes_are_reckoned_with_together_and_told_apart():
+    sources = [source(40, name="small"), source(40, width=160, height=96, name="large")]
+    plan = planned([], [Hold({"image"})], sources, staging={"batch": 2}, threads=1)
+    with Pipeline(sources, [], [Hold({"image"})], device="simulated", staging={"batch": 2}, threads=1) as pipeline:
+        memory = pipeline.run().memory
+    assert memory["pinned_bytes"] == plan.nbytes("pinned")
+    assert memory["device_bytes_peak"] <= plan.nbytes("device")
+    small, large = plan.sources
+    assert small.alone["pinned"] < large.alone["pinned"] < plan.nbytes("pinned")
+    owners = {need.owner for need in plan.needs}
+    assert {"read-back of image (96x64 yuv420p)", "read-back of image (160x96 yuv420p)"} <= owners
+
+
+def test_who_iterates_may_hold_frames():
+    setup = budget.Setup(
+        options=StagingOptions(strategy="pooled", batch=2), stager=parts.registry.find("staging", "pooled"),
+        threads=1, host_shared=False, deferred=True, queue=4,
+    )  # fmt: skip
+    stages = [Rgb()]
+    stages[0].id, stages[0].device = "rgb", SimulatedDevice()
+    spec = FrameSpec(96, 64, "yuv420p")
+    (need,) = (
+        need
+        for need in budget.needs([fitting.Chain(stages, spec, None)], setup, {spec: 1})
+        if need.owner == "stage rgb: image"
+    )
+    with Pipeline([source()], ["rgb"], device="simulated", staging={"batch": 2}, threads=1, queue=4) as pipeline:
+        frames = iter(pipeline)
+        engine = pipeline._engine
+        first = next(frames)
+        halves, block = 2 * 2 * first.spec.nbytes, need.nbytes // need.blocks
+        deadline = time.monotonic() + 10
+        # In flight 3, with the sink thread 1, and behind those at least 2 that the first frame and the queue keep.
+        while engine.device.ledger.peak["device"] < halves + 6 * block and time.monotonic() < deadline:
+            threading.Event().wait(0.002)
+        assert 6 * block <= engine.device.ledger.peak["device"] - halves <= need.nbytes == 7 * block
+
+
+def test_a_stage_says_what_it_keeps():
+    stage = Motion()
+    stage.id, stage.device = "motion", SimulatedDevice()
+    chain = fitting.Chain([stage], FrameSpec(960, 540, "yuv420p"), set())
+    layers = chain.links[0].stage._state("a").layers.nbytes
+    assert stage.device_nbytes(3) - stage.device_nbytes(2) == layers
+    assert stage.device_nbytes(1) > layers
+
+
+def test_a_strategy_that_does_not_tell_is_a_note(monkeypatch):
+    stager = parts.registry.find("staging", "pooled")
+    monkeypatch.setattr(stager, "host_memory", classmethod(lambda cls, *arguments, **options: None))
+    plan = planned([], [])
+    assert plan.notes == ["staging pooled does not tell what it takes on the host"]
+    assert plan.nbytes("pinned") == 0 < plan.nbytes("device")
+
+
+# -- how many slots --
+
+
+@pytest.mark.parametrize(
+    ("options", "threads", "slots"),
+    [
+        (StagingOptions(), 1, 4),
+        (StagingOptions(), 16, 7),
+        (StagingOptions(depth=3, fillers=2), 64, 6),
+        (StagingOptions(slots=9, fillers=2), 64, 9),
+    ],
+)
+def test_slots_without_a_number_follow_depth_and_fillers(options, threads, slots):
+    assert budget.slots(options, threads) == slots
+
+
+@pytest.mark.parametrize(("limit", "slots"), [(1 << 30, 4), (120_000, 3), (1, 2)])
+def test_little_memory_to_page_lock_makes_fewer_slots_in_plan_and_run(monkeypatch, limit, slots):
+    monkeypatch.setattr(SimulatedDevice, "host_limit_nbytes", limit)
+    each = 3 * source().spec.nbytes
+    assert 120_000 // each == 3
+    plan = planned([], [Hold(set())], staging={"batch": 3}, threads=1)
+    with Pipeline([source()], [], [Hold(set())], device="simulated", staging={"batch": 3}, threads=1) as pipeline:
+        report = pipeline.run()
+    assert report.staging["slots"] == plan.staging["slots"] == slots
+    assert report.memory["pinned_bytes"] == plan.nbytes("pinned") == slots * each
+    assert any("WSL 2" in warning for warning in report.warnings) == (slots < 4)
+
+
+@pytest.mark.parametrize("strategy", ["pooled", "pageable", "per_frame"])
+def test_in_a_container_the_ring_takes_its_share(monkeypatch, strategy):
+    monkeypatch.setattr(budget, "_container_limit", lambda: 4 * 120_000)
+    plan = planned([], [Hold(set())], staging={"strategy": strategy, "batch": 3}, threads=1)
+    staging = {"strategy": strategy, "batch": 3}
+    with Pipeline([source()], [], [Hold(set())], device="simulated", staging=staging, threads=1) as pipeline:
+        report = pipeline.run()
+    assert report.staging["slots"] == plan.staging["slots"] == 3
+    assert any("container may have 480.0 kB" in warning and "3 slots" in warning for warning in report.warnings)
+    own = Pipeline([source()], [], [Hold(set())], device="simulated", staging={**staging, "slots": 8}, threads=1)
+    assert own.run().staging["slots"] == 8, "who says a number gets it"
+
+
+def test_rounding_is_the_allocators():
+    find = parts.registry.find
+    spec = FrameSpec(1920, 1080, "yuv420p")
+    pool = find("staging", "cupy_pool").host_memory(spec, 4, 1, host_shared=False)
+    assert (pool.nbytes, pool.taken, pool.blocks, pool.per_batch) == (spec.nbytes, 4 << 20, 4, True)
+    assert find("staging", "cuda_core").host_memory(spec, 4, 1, host_shared=False).taken is None
+    assert find("staging", "registered").host_memory(spec, 3, 1, host_shared=False).taken % 4096 == 0
+    planes = find("staging", "torch").host_memory(spec, 4, 1, host_shared=False)
+    assert planes.taken == (2 << 20) + 2 * (512 << 10)
+    assert find("staging", "direct").host_memory(spec, 4, 1, host_shared=False) is None
+    assert [power_of_two(nbytes) for nbytes in (1, 513, 1 << 20, (1 << 20) + 1)] == [512, 1024, 1 << 20, 2 << 20]
+
+
+# -- what there is --
+
+
+def host(free: int, total: int = 1 << 40) -> list[Limit]:
+    return [Limit("memory", free, total, budget.HOST, "measured now", "a test", hard=True)]
+
+
+def test_a_run_that_needs_more_than_is_free_is_not_begun(monkeypatch, clip, tmp_path):
+    monkeypatch.setattr(limits, "of_host", lambda kinds: host(50_000))
+    out = tmp_path / "out.jsonl"
+    sink = {"device": "simulated", "staging": {"batch": 4, "slots": 5}, "threads": 1}
+    from framepipe.sinks.jsonl import Jsonl
+
+    with pytest.raises(ConfigError) as caught:
+        Pipeline([str(clip)], [], [Jsonl(path=str(out))], **sink).run()
+    nbytes = FrameSpec(96, 64, "yuv420p").nbytes
+    assert 5 * 4 * nbytes == 245_760
+    text = str(caught.value)
+    assert "245.8 kB of memory needed, 50.0 kB free (a test), 195.8 kB too much" in text
+    assert "slots: 2 saves 147.5 kB" in text
+    assert "batch: 1 saves 184.3 kB" in text
+    assert "--force" in text
+    assert caught.value.exit_code == 2
+    assert not out.exists()
+    report = Pipeline([str(clip)], [], [Jsonl(path=str(out))], check_memory=False, **sink).run()
+    assert report.exit == "complete"
+
+
+def test_headers_are_read_only_where_it_may_matter(monkeypatch, clip):
+    read = []
+    monkeypatch.setattr("framepipe.preview.by_header", lambda feed: read.append(feed.name))
+    monkeypatch.setattr(limits, "of_host", lambda kinds: host(16 << 30))
+    assert Pipeline([str(clip)], [], ["discard"], threads=1).run().exit == "complete"
+    assert read == []
+    monkeypatch.setattr(limits, "of_host", lambda kinds: host(1 << 20))
+    assert Pipeline([str(clip)], [], ["discard"], threads=1).run().exit == "complete", (
+        "what is not known is let through"
+    )
+    assert read == ["a"]
+
+
+def test_a_limit_that_is_not_measured_holds_nothing_up(monkeypatch):
+    soft = Limit("video memory", 10, 100, ("device",), "model", "a test")
+    monkeypatch.setattr(limits, "of_host", lambda kinds: host(1 << 20))  # so little that the needs are looked at
+    monkeypatch.setattr(limits, "of_device", lambda device: [soft])
+    assert Pipeline([source()], ["rgb"], [Hold({"image"})], device="simulated").run().exit == "complete"
+    assert planned(["rgb"], [Hold({"image"})]).fits is False
+
+
+def test_what_may_matter_grows_with_everything():
+    options = StagingOptions(strategy="pooled")
+    setup = parts.make_setup(SimulatedDevice(), options, 1, [])
+    pictures = 4 + 2 + 2 * 4
+    assert limits.may_matter(setup, 0, host((pictures << 25) - 1))
+    assert not limits.may_matter(setup, 0, host(pictures << 25))
+    assert limits.may_matter(setup, 1, host(pictures << 25))
+    twice = parts.make_setup(SimulatedDevice(), replace(options, batch=2), 1, [])
+    assert limits.may_matter(twice, 0, host(pictures << 25))
+
+
+def test_what_is_simulated_is_memory_of_the_host():
+    for device, kinds in (("simulated", (*budget.HOST, "device")), ("cpu", budget.HOST)):
+        assert {limit.kinds for limit in planned([], [], device=device).limits if limit.name == "memory"} == {kinds}
+
+
+def test_a_header_that_cannot_be_had_is_no_error(tmp_path):
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    feeds = parts.make_feeds([File(uri=str(tmp_path / "empty.mp4")), File(uri=str(tmp_path / "none.mp4"))])
+    assert [planning.preview.by_header(feed) for feed in feeds] == [None, None]
+
+
+def test_header_and_first_picture_agree_on_a_plain_file(clip):
+    (feed,) = parts.make_feeds([File(uri=str(clip), start=1.0, every=7)])
+    spec = planning.preview.by_first_picture(feed)
+    header = planning.preview.by_header(feed)
+    assert (spec.width, spec.height, spec.pix_fmt, spec.nbytes) == (96, 64, "yuv420p", header.nbytes)
+    assert feed.decoded == 0, "the feed itself is not touched"
+
+
+def test_the_container_is_read(tmp_path, monkeypatch):
+    for name, text in (
+        ("memory.max", "1000000"),
+        ("memory.current", "900000"),
+        ("memory.stat", "inactive_file 600000"),
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "cgroup").write_text("0::/\n", encoding="utf-8")
+    sensor = limits.CgroupMemory(tmp_path / "cgroup", tmp_path)
+    monkeypatch.setattr(limits, "CgroupMemory", lambda: sensor)
+    memory, container = limits.of_host()
+    assert (container.free, container.total, container.hard) == (700_000, 1_000_000, True)
+    assert 0 < memory.free < memory.total
+    (tmp_path / "memory.max").write_text("max", encoding="utf-8")
+    free, unlimited = limits.of_host()[1].free, limits.of_host()[1].unlimited
+    assert (free, unlimited) == (None, True)
+
+
+def test_budgets_of_windows_are_read_for_each_kind(monkeypatch):
+    class Wddm:
+        name, source, reason = "wddm", "D3DKMTQueryVideoMemoryInfo", None
+
+        def read(self) -> dict[str, int | None]:
+            keys = ("local_budget", "local_usage", "non_local_budget", "non_local_usage")
+            return dict(zip(keys, (1000, 400, 800, None), strict=True))
+
+    monkeypatch.setattr(limits.sys, "platform", "win32")
+    local, other = limits.of_sensor(Wddm())
+    assert (local.name, local.free, local.total, local.kinds) == ("local budget", 600, 1000, ("device",))
+    assert (other.name, other.free, other.kinds) == ("non-local budget", None, ("pinned",))
+    assert other.reason
+
+
+@pytest.mark.parametrize(
+    ("now", "free", "reason"),
+    [
+        ({"free": 5, "total": 9}, 5, None),
+        ({"free": 10, "total": 9}, None, "nonsense was told: 10 bytes free of 9"),
+        ({"free": -1, "total": 9}, None, "nonsense was told: -1 bytes free of 9"),
+        ({"free": None, "total": None}, None, "says the test"),
+    ],
+)
+def test_a_counter_that_is_missing_or_nonsense_is_no_number(now, free, reason):
+    class Nvml:
+        name, source = "nvml", "NVML"
+
+        def __init__(self) -> None:
+            self.reason = "says the test" if now["free"] is None else None
+
+        def read(self) -> dict[str, int | None]:
+            return now
+
+    (limit,) = limits.of_sensor(Nvml())
+    assert (limit.free, limit.reason, limit.hard) == (free, reason, False)
+    device = SimulatedDevice()
+    device.vram = lambda: [{"source": "cudaMemGetInfo", **now}]
+    (limit,) = limits.of_device(device)
+    assert (limit.free, limit.hard) == (free, True)
+    assert (limit.reason is None) == (free is not None)
+
+
+def test_system_locks_and_wsl_bound_what_is_page_locked_alone(monkeypatch):
+    locked = planned([], [], device="cpu", staging="locked")
+    setup = parts.make_setup(SimulatedDevice(), StagingOptions(strategy="pooled"), 1, [])
+    monkeypatch.setattr(limits.pagelock, "limit_bytes", lambda: 8 << 20)
+    cpu = planned([], [], device="cpu", staging="locked")
+    assert [limit.free for limit in cpu.limits if limit.name == "page-lock limit"] == [8 << 20]
+    assert not [limit for limit in planned([], [], device="cpu").limits if limit.name == "page-lock limit"]
+    monkeypatch.setattr(limits, "is_wsl2", lambda: True)
+    (row,) = limits.of_locking(setup, locked.needs)
+    assert (row.free, row.ground, row.hard) == (512 << 20, "reported by users", False)
+
+
+# -- what would help --
+
+
+def test_every_change_saves_what_planning_it_would(clip):
+    staging = {"strategy": "pooled", "batch": 4, "depth": 3}
+    plan = planned(["rgb"], [Hold({"image"})], [str(clip)], staging=staging, threads=1)
+    told = {knob.change: knob for knob in plan.knobs}
+    assert set(told) == {
+        "slots: 2", "depth: 1", "batch: 1", "batch: 2", "staging: pageable", "staging: mapped",
+        "pictures of half the width and height",
+    }  # fmt: skip
+    for change, values in (
+        ("slots: 2", {"slots": 2}), ("depth: 1", {"depth": 1}), ("batch: 2", {"batch": 2}),
+        ("staging: pageable", {"strategy": "pageable"}), ("staging: mapped", {"strategy": "mapped"}),
+    ):  # fmt: skip
+        other = planned(["rgb"], [Hold({"image"})], [str(clip)], staging={**staging, **values}, threads=1)
+        for kind in ("pinned", "device", "pageable"):
+            assert told[change].saves(kind) == plan.nbytes(kind) - other.nbytes(kind), (change, kind)
+    small = planned(["rgb"], [Hold({"image"})], [source(width=48, height=32)], staging=staging, threads=1)
+    half = told["pictures of half the width and height"]
+    assert half.saves("pinned") == plan.nbytes("pinned") - small.nbytes("pinned")
+
+
+def test_rules_of_thumb_are_their_constants():
+    plan = planned(["rgb"], [Hold({"image"})], staging={"batch": 2, "depth": 2}, rules=RulesOfThumb(gui_apps=3))
+    device, picture = plan.nbytes("device"), source().spec.nbytes
+    assert [nbytes for _, nbytes in plan.rules] == [
+        round(1.5 * 3 * 2 * picture), round(1.2 * device), round(1.8 * device), device + 4_000_000_000,
+    ]  # fmt: skip
+    other = planned(["rgb"], [Hold({"image"})], rules=RulesOfThumb(pool=9, linux=7, windows=8, base=5, gui_app=1))
+    assert other.rules[1][1] == 7 * other.nbytes("device")
+    assert other.fits, "and nothing goes by them"
+
+
+# -- memory models --
+
+
+def test_a_model_is_asked_what_page_locking_costs():
+    staging = {"batch": 8, "slots": 8}
+    plan = planned([], [Hold({"image"})], device="simulated:wddm-claim,share=0.5", staging=staging)
+    (part,) = (need for need in plan.needs if need.modelled)
+    assert plan.nbytes("pinned") / 2 < part.nbytes < plan.nbytes("pinned") * 0.6 + 40 * 2 * 65536
+    assert "wddm-claim" in part.what
+    (video,) = (limit for limit in plan.limits if limit.name == "video memory")
+    assert (video.ground, video.total, video.hard) == ("model", 12 * 10**9, False)
+    assert plan.to_dict()["device"]["model"]["name"] == "wddm-claim"
+
+
+def test_what_a_model_refuses_does_not_fit():
+    plan = planned([], [], device="simulated:wddm-budget,ram=128MiB", staging={"batch": 64, "slots": 200})
+    assert plan.refusal
+    assert "non-local" in plan.refusal
+    assert plan.fits is False
+    assert any(limit.name == "non-local budget" and limit.ground == "model" for limit in plan.limits)
+
+
+# -- bad input --
+
+
+def test_a_file_that_is_not_there_is_a_line_and_the_rest_is_planned(clip, tmp_path):
+    (tmp_path / "bad.mp4").write_bytes(b"no video")
+    missing = [str(tmp_path / name) for name in ("none.mp4", "none-*.mp4", "bad.mp4")]
+    plan = planned([], [], [*missing, str(clip), "-"])
+    errors = {source.uri: source.error for source in plan.sources}
+    assert "no such file" in errors[missing[0]]
+    assert "no file matches" in errors[missing[1]]
+    assert "no video" in errors[missing[2]]
+    assert "read only once" in errors["-"]
+    assert errors[str(clip)] is None
+    assert plan.fits
+    nothing = planned([], [], missing)
+    assert nothing.fits is None
+    assert nothing.limits
+    json.dumps(nothing.to_dict(), allow_nan=False)
+
+
+def test_a_gpu_that_is_not_there_is_a_line_and_the_rest_is_planned(monkeypatch):
+    def none(name: str) -> Any:
+        raise planning.DeviceUnavailableError("there is no GPU, says the test")
+
+    monkeypatch.setattr(planning.select, "choose", none)
+    plan = planned(["motion"], [], device="cuda", staging="mapped")
+    assert plan.notes == ["there is no GPU, says the test"]
+    assert (plan.device["kind"], plan.device["name"]) == ("cuda", None)
+    assert plan.nbytes("pinned")
+    (video,) = (limit for limit in plan.limits if limit.name == "video memory")
+    assert video.free is None
+    assert video.reason
+    assert planned([], [], device="cuda", staging="torch").nbytes("pinned")
+
+
+def test_a_pipeline_that_cannot_be_is_a_mistake(clip):
+    with pytest.raises(ConfigError, match="no stage before it writes"):
+        planned([_Reads()], [], [str(clip)])
+    with pytest.raises(ConfigError, match="cannot be used on cpu"):
+        planned([], [], device="cpu", staging="mapped")
+    plan = planned([Rgb(), _Crop()], [], [str(clip)])
+    assert "does not fit into the picture" in plan.sources[0].error
+
+
+def test_the_plan_leaves_nothing(clip, nothing_left):
+    for device in ("cpu", "simulated"):
+        planned(["motion"], ["discard"], [str(clip), source()], device=device)
+
+
+# -- the command --
+
+
+@pytest.fixture
+def pipeline_file(tmp_path, clip):
+    path = tmp_path / "p.yaml"
+    sink = f"{{jsonl: {{path: '{tmp_path.as_posix()}/o.jsonl'}}}}"
+    text = f"version: 1\nsources: ['{clip.as_posix()}']\nstages: [motion, draw]\nsinks: [{sink}]\n"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_command_tells_people(pipeline_file, capsys):
+    assert cli.main(["plan", str(pipeline_file), "--device", "simulated", "--set", "staging.batch=2"]) == 0
+    out = capsys.readouterr().out
+    assert "page-locked (planned)" in out
+    assert "4 slots x 2 pictures x 12.3 kB" in out
+    assert "measured now (psutil.virtual_memory().available)" in out
+    assert "slots: 2" in out
+    assert "rules of thumb of an article" in out
+    assert out.splitlines()[-1] == "fits"
+    assert max(map(len, out.splitlines())) < 140
+    assert not pipeline_file.with_name("o.jsonl").exists()
+
+
+def test_the_command_tells_programs(pipeline_file, capsys):
+    arguments = ["--device", "simulated", "--json", "--gui-apps", "2", "--gui-app-memory", "1GB"]
+    assert cli.main(["plan", str(pipeline_file), *arguments]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["schema"] == "framepipe.plan/1"
+    assert told["fits"] is True
+    assert told["planned_bytes"]["pinned"] == sum(row["taken"] for row in told["planned"] if row["kind"] == "pinned")
+    assert {row["ground"] for row in told["limits"]} == {"measured now"}
+    assert told["rules_of_thumb"][-1]["bytes"] == told["planned_bytes"]["device"] + 4_500_000_000
+    assert told["sources"][0]["picture_bytes"] == 12_288
+
+
+def test_the_command_says_what_does_not_fit(pipeline_file, capsys, monkeypatch):
+    monkeypatch.setattr(limits, "of_host", lambda kinds: host(1000))
+    assert cli.main(["plan", str(pipeline_file), "--device", "simulated"]) == 1
+    assert "does not fit: 50.7 kB of memory needed" in capsys.readouterr().out
+    assert cli.main(["run", str(pipeline_file), "--device", "simulated", "--quiet"]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert cli.main(["run", str(pipeline_file), "--device", "simulated", "--quiet", "--force"]) == 0
+
+
+def test_the_command_and_wrong_words(pipeline_file, capsys):
+    assert cli.main(["plan", str(pipeline_file), "--desktop-memory", "much"]) == 2
+    assert "--desktop-memory much" in capsys.readouterr().err
+    assert cli.main(["plan", str(pipeline_file), "--set", "staging.batch=none"]) == 2
+    assert cli.main(["plan", str(pipeline_file), "--source", "none.mp4"]) == 1
+    assert "nothing could be planned" in capsys.readouterr().out
+
+
+class _Reads(Stats):
+    """Reads what nobody writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = frozenset({"nothing"})
+
+
+class _Crop(Stats):
+    """Cannot be planned."""
+
+    def plan(self, flow: Any) -> Any:
+        raise ConfigError("it does not fit into the picture")
