@@ -218,6 +218,23 @@ __device__ __forceinline__ void make_taps(const Place& p, const Tiling& tiling, 
     }
 }
 
+// Adds to `sum` the two 16-bit halves of a word times the two lower or HIGHER bytes of `weights`. Not by __dp2a_lo, which
+// the compiler of CUDA 12.0 does not know; GPUs before 6.1 have no such instruction.
+template <bool HIGH>
+__device__ __forceinline__ u32 add_products(u32 halves, u32 weights, u32 sum)
+{
+#if __CUDA_ARCH__ >= 610
+    if (HIGH)
+        asm("dp2a.hi.u32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(halves), "r"(weights));
+    else
+        asm("dp2a.lo.u32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(halves), "r"(weights));
+    return sum;
+#else
+    const u32 two = HIGH ? weights >> 16 : weights;
+    return sum + (halves & 0xffff) * (two & 0xff) + (halves >> 16) * (two >> 8 & 0xff);
+#endif
+}
+
 // Adds up output pixels of a column: sums down from `at` on times weights from `weights` on.
 template <bool NARROW, int COUNT>
 __device__ __forceinline__ void sum_across(
@@ -231,8 +248,9 @@ __device__ __forceinline__ void sum_across(
             for (int c = 0; c < 3; c++) {
                 const u32 first = shared<u32>(at[i] + more + c * channel);
                 if (NARROW) {
-                    sum[i][c] = __dp2a_lo(first, w, sum[i][c]);
-                    sum[i][c] = __dp2a_hi(shared<u32>(at[i] + more + c * channel + 4), w, sum[i][c]);
+                    sum[i][c] = add_products<false>(first, w, sum[i][c]);
+                    const u32 second = shared<u32>(at[i] + more + c * channel + 4);
+                    sum[i][c] = add_products<true>(second, w, sum[i][c]);
                 } else {
                     sum[i][c] += first * w;
                 }
