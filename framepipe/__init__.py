@@ -18,6 +18,7 @@ The way of a frame
     sink thread     waits for the oldest batch, lets stages collect, writes to the sinks and puts frames into a
          |          bounded queue.
     caller          run(), for and async for wait in short slices, so that Ctrl-C works on every system.
+    guard thread    where asked for: reads what memory is free once a second, and acts by stated rules.
 
 The unit of flow is a `Batch`: pictures of one `FrameSpec` in one slot, from one or several sources. A sink or a user
 sees one `Frame` a picture. Planes travel as they were decoded (4:2:0 is 1.5 bytes a pixel against 3 for RGB) and are
@@ -28,8 +29,9 @@ more than the shape of pixels.
 
 What is always true
 -------------------
-1. With ``pooled`` staging the ring is one block of the exact size, allocated once; after the first frame no more is
-   page-locked, unless the input itself grows (``memory.replans`` counts that).
+1. With ``pooled`` staging the ring is one block of the exact size, allocated once, the hot tier of host memory. What
+   goes back to the host is in the cold tier. After the first frame no more is page-locked, unless the input itself
+   grows (``memory.replans`` counts that), results are held (see 3), or a guard is told to let the cold tier grow.
 2. A host slot is refilled only after its fence. On the device an upload is waited for by the stages that read it (the
    edge forward), and waits for the stages that read what it overwrites (the edge back).
 3. What leaves the pipeline is memory of its own, complete when it is seen, and nobody overwrites it while it is held.
@@ -41,8 +43,8 @@ What is always true
    stuck in a read from a network: it is left to its time-out, and then closes what it opened.
 6. The same pipeline gives the same results on every device with ``accuracy: exact``. ``simulated`` defers every
    launch until somebody waits, poisons what is freed, and raises `HazardError` where no event orders two accesses.
-7. A configuration is checked whole before anything is opened or written. Files appear under their name when they are
-   whole; lines of JSON appear line by line.
+7. A configuration is checked whole before anything is opened or written, and what needs more memory than is measured
+   free is not begun. Files appear under their name when they are whole; lines of JSON appear line by line.
 8. The threads hold the engine and never the `Pipeline`, so that a forgotten pipeline is collected and its threads end.
 
 The contracts
@@ -73,7 +75,7 @@ tools      config _entries _parameters _schema _tree _yaml | plan planned | ship
 pipeline   pipeline alive guarding fitting parts summary findings
 machinery  engine running tokens delivering filling decode decoding preview | sources/ | stages/ | sinks/ | staging/
 planning   chain budget limits
-inputs     container feed reading retake filtergraph streams timestamps
+inputs     container cutting feed reading retake filtergraph streams timestamps
 contracts  source stage sink stager | guard/ | holdings
 below      kernels/ | planecopy | ring | telemetry/
 values     frame framespec pixfmt | report
@@ -82,18 +84,19 @@ models     memory_models/
 ground     errors registry tracing | memory tiers | ledger | pagelock | redact | units | hardware
 =========  ===========================================================================================================
 
-``cli`` alone prints and handles signals. ``config`` turns YAML into components, ``parts`` does so with names and paths.
-``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding``), ``filling``, ``running`` and
-``delivering``; ``chain`` plans the stages. ``container`` opens inputs and cuts packets, ``streams`` chooses among what
-they hold, ``reading`` waits for networks and pipes, ``retake`` is for tails that frame threads lose, ``filtergraph``
-readies odd pictures, ``timestamps`` tells when they show, ``feed`` keeps the books of a source and ``findings`` words
-what was odd, ``ring`` hands slots round, ``memory`` makes blocks, ``ledger`` counts every byte and who asked for it,
-``tiers`` are the pools of host memory, ``holdings`` tells of both at the end, ``pagelock`` is the system's own
-page-locking, ``telemetry`` reads what the system counts, ``memory_models`` are what the memory of the simulated device
-may be like (see ``device/modelled``). ``guard`` decides what to do about little memory, ``guarding`` does it to an
-engine, with ``tokens`` that are held back. ``budget`` works out what memory is needed and ``limits`` what there is: for
-``fitting``, as a pipeline opens, and for ``plan``, by the first pictures that ``preview`` gets. ``bench`` measures
-pipelines, each in a child process; ``doctor`` examines the machine, with the probes for what has to be measured.
+The commands alone print and handle signals. ``config`` turns YAML into components, ``parts`` does so with names and
+paths. ``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding``), ``filling``, ``running`` and
+``delivering``; ``chain`` plans the stages. ``container`` opens inputs, ``cutting`` cuts their packets into segments,
+``streams`` chooses among what they hold, ``reading`` waits for networks and pipes, ``retake`` is for tails that frame
+threads lose, ``filtergraph`` readies odd pictures, ``timestamps`` tells when they show, ``feed`` keeps the books of a
+source and ``findings`` words what was odd. ``ring`` hands slots round, ``memory`` makes blocks, ``ledger`` counts every
+byte and who asked for it, ``tiers`` are the pools of host memory, ``holdings`` tells of both at the end, ``pagelock``
+is the system's own page-locking, ``telemetry`` reads what the system counts, ``memory_models`` are what the memory of
+the simulated device may be like (see ``device/modelled``). ``guard`` decides what to do about little memory,
+``guarding`` does it to an engine, with ``tokens`` that are held back. ``budget`` works out what memory is needed and
+``limits`` what there is: for ``fitting``, as a pipeline opens, and for ``plan``, by the first pictures that ``preview``
+gets. ``bench`` measures pipelines, each in a child process; ``doctor`` examines the machine, with the probes for what
+has to be measured.
 
 Arrays are (height, width, ...), configuration has width before height. Boxes are ``x1, y1, x2, y2`` in pixels of the
 upright source picture, whatever resize came between. Names carry units: ``_s``, ``_ms``, ``nbytes``.

@@ -1,15 +1,19 @@
-"""``framepipe bench``: what the command line says, progress with the time left, and the table."""
+"""``framepipe bench``: the command, progress with the time left, and the table."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from framepipe import _cli_options as options
 from framepipe._cli_progress import Silent
 from framepipe._cli_run import Interrupt
 from framepipe.errors import ConfigError, FramepipeError
@@ -17,10 +21,79 @@ from framepipe.redact import redact
 from framepipe.units import format_seconds
 
 if TYPE_CHECKING:
-    from framepipe.bench.options import Step
+    from framepipe.bench.options import Options, Step
 
 _EVERY_S = 5.0
 _NARROWEST = 100
+
+
+def bench(
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="CLIP…|PIPELINE", help="Videos, YAML files, or names of shipped pipelines."),
+    ] = None,
+    staging: Annotated[
+        str | None, typer.Option("--staging", metavar="A,B", help="Strategies; by default every one.")
+    ] = None,
+    size: Annotated[
+        list[str] | None, typer.Option("--size", metavar="WxH", help="Pictures made in memory. May be repeated.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option("--mode", metavar="A,B", help="staging, pipeline; by default both.")
+    ] = None,
+    batch: Annotated[str | None, typer.Option("--batch", metavar="N,…", help="Pictures in a slot.")] = None,
+    depth: Annotated[str | None, typer.Option("--depth", metavar="N,…", help="Batches in flight.")] = None,
+    slots: Annotated[str | None, typer.Option("--slots", metavar="N,…", help="Slots of the ring, or auto.")] = None,
+    fillers: Annotated[str | None, typer.Option("--fillers", metavar="N,…", help="Filling threads, or auto.")] = None,
+    copy_threads: Annotated[
+        str | None, typer.Option("--copy-threads", metavar="N,…", help="Threads that copy one picture.")
+    ] = None,
+    device: options.DeviceName = None,
+    frames: Annotated[int, typer.Option("--frames", min=2, help="Frames counted in a repeat.")] = 300,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Repeats; from 5 on ranks are tested.")] = 3,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Frames before those counted.")] = 32,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")] = Path("framepipe-bench"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the bench in DIR.")] = False,
+    keep_sinks: Annotated[bool, typer.Option("--keep-sinks", help="Run a pipeline with its own sinks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The record on standard output, not the table.")] = False,
+    allow_code: options.AllowCode = False,
+    debug: options.Debug = False,
+) -> None:
+    """Measure what each staging strategy costs on this machine.
+
+    Writes bench.json, bench.csv and bench.html, and shows a table. One axis is varied at a time; lists are separated
+    by commas. Every repeat runs in a process of its own, and only strategies whose outputs are right are timed. Ctrl-C
+    keeps what is measured.
+    """
+    from framepipe.bench.cells import Choice
+    from framepipe.bench.inputs import find
+    from framepipe.bench.options import Options
+
+    choice = Choice(
+        modes=modes(mode),
+        batch=numbers(batch, "batch"),
+        depth=numbers(depth, "depth"),
+        slots=numbers(slots, "slots", auto=True),
+        fillers=numbers(fillers, "fillers", auto=True),
+        copy_threads=numbers(copy_threads, "copy-threads"),
+    )
+    made = sizes(size)
+
+    def asked(stopping: Callable[[], bool]) -> Options:
+        return Options(
+            inputs=find(inputs or (), made, allow_code=allow_code, stopping=stopping),
+            strategies=words(staging),
+            choice=choice,
+            device=device,
+            frames=frames,
+            repeat=repeat,
+            warmup=warmup,
+            allow_code=allow_code,
+            keep_sinks=keep_sinks,
+            command=redact(shlex.join(["framepipe", *sys.argv[1:]])),
+        )
+
+    raise typer.Exit(run(asked, out, resume=resume, as_json=as_json))
 
 
 def numbers(text: str | None, name: str, *, auto: bool = False) -> tuple[Any, ...] | None:
@@ -129,10 +202,10 @@ class Bar(_Progress):
         self._progress.update(self._task, completed=step.done, total=step.total, left=left, what=what, refresh=True)
 
 
-def run(options: Callable[[Callable[[], bool]], Any], out: Path, *, resume: bool, as_json: bool) -> int:
+def run(asked: Callable[[Callable[[], bool]], Options], out: Path, *, resume: bool, as_json: bool) -> int:
     """Measure, write the files below ``out``, show the table; the exit status.
 
-    ``options`` makes the `framepipe.bench.options.Options`, given what tells whether to stop.
+    ``asked`` makes the `framepipe.bench.options.Options`, given what tells whether to stop.
     """
     from framepipe.bench import output
     from framepipe.bench.runner import Bench
@@ -144,7 +217,7 @@ def run(options: Callable[[Callable[[], bool]], Any], out: Path, *, resume: bool
     with Interrupt(lambda: stop.append(True), progress) as interrupt:
         with progress:
             bench = Bench(
-                options(lambda: bool(stop)),
+                asked(lambda: bool(stop)),
                 stopping=lambda: bool(stop),
                 progress=progress.step,
                 save=lambda record: _saved(output.write_json, out, record),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from framepipe._cli_probe import Debug, Overwrite
+from framepipe._cli_options import Debug, Overwrite
 from framepipe.errors import ConfigError, FramepipeError
 from framepipe.units import format_bytes
 
@@ -25,7 +25,7 @@ _MEASURED = "measured now"
 
 def doctor(
     symptom: Annotated[
-        list[str] | None, typer.Argument(metavar="[SYMPTOM]", help="For --explain: what is seen, in words.")
+        list[str] | None, typer.Argument(metavar="SYMPTOM", help="For --explain: what is seen, in words.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     quick: Annotated[
@@ -45,39 +45,64 @@ def doctor(
     overwrite: Overwrite = False,
     debug: Debug = False,
 ) -> None:
-    """Say what this machine is, what to expect of it, and what to change.
+    """Say what this machine is, what to expect, and what to change.
 
     Every line says what it is: measured now (if nothing else is said), measured elsewhere, documentation of a vendor,
     or a claim that nobody has proved.
     """
     if symptom and not explain:
         raise ConfigError(f"a symptom goes with --explain: framepipe doctor --explain {' '.join(symptom)}")
-    if explain:
-        _print(explained(" ".join(symptom)) if symptom else symptoms())
-    elif capabilities:
-        _print(capability_table())
+    _one_of(explain=explain, capabilities=capabilities, save_baseline=save_baseline, quick=quick)
+    if quick and device != "auto":
+        raise ConfigError(f"--device {device} is what to measure, and --quick measures nothing: leave out one of them")
+    if explain or capabilities:
+        _tell(" ".join(symptom or ()), capabilities=capabilities, as_json=as_json)
     else:
         _examine(as_json=as_json, quick=quick, save=save_baseline, device=device, overwrite=overwrite)
 
 
+def _one_of(**given: object) -> None:
+    names = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    if len(names) > 1:
+        raise ConfigError(f"{' and '.join(names)} are different things to do: leave out all but one of them")
+
+
+def _tell(asked: str, *, capabilities: bool, as_json: bool) -> None:
+    """One of the two data files, or of the one an entry."""
+    if as_json:
+        import json
+
+        from framepipe.doctor import capabilities as systems
+        from framepipe.doctor import explaining
+
+        print(
+            json.dumps(systems.rows() if capabilities else _entry(asked) if asked else explaining.symptoms(), indent=2)
+        )
+    elif capabilities:
+        _print(capability_table())
+    else:
+        _print(explained(asked) if asked else symptoms())
+
+
 def _examine(*, as_json: bool, quick: bool, save: Path | None, device: str, overwrite: bool) -> None:
+    from framepipe import cli
     from framepipe._cli_progress import Silent
     from framepipe._cli_run import Interrupt
     from framepipe.doctor import examination
 
     if save is not None:
-        if quick:
-            raise ConfigError("--save-baseline measures, and --quick does not: leave out one of them")
         examination.claim(save, overwrite=overwrite)
+    facts = examination.facts()  # there is nothing to keep of it yet: Ctrl-C ends it as it ends any program
     stop = threading.Event()
     with Interrupt(stop.set, Silent()) as interrupt:
         rounds = examination.BASELINE_ROUNDS if save is not None else 1
-        found = examination.examine(None if quick else _how(rounds, device, stop))
+        found = examination.examine(None if quick else _how(rounds, device, stop), facts)
         if as_json:
             sys.stdout.write(examination.as_json(found))
         else:
             _print(lines(found))
         if interrupt.code is not None:
+            cli.say(f"framepipe: interrupted{f': {save} is not written' if save is not None else ''}")
             raise typer.Exit(interrupt.code)
         if save is not None:
             _save(found, save)
@@ -180,8 +205,8 @@ def symptoms() -> Iterator[str]:
         yield f"{entry['id']:{width}}  {entry['symptom']}"
 
 
-def explained(asked: str) -> Iterator[str]:
-    """What is known of a symptom. Raises `ConfigError` with the nearest ones where it is not clear which is meant."""
+def _entry(asked: str) -> Mapping[str, Any]:
+    """The symptom that is meant. Raises `ConfigError` with the nearest ones where that is not clear."""
     from framepipe.doctor import explaining
 
     entry, nearest = explaining.find(asked)
@@ -191,6 +216,12 @@ def explained(asked: str) -> Iterator[str]:
         raise ConfigError(
             f"no symptom is clearly {asked!r}; {f'the nearest are {near}' if near else f'there are {every}'}"
         )
+    return entry
+
+
+def explained(asked: str) -> Iterator[str]:
+    """What is known of a symptom. Raises `ConfigError` where it is not clear which is meant."""
+    entry = _entry(asked)
     yield f"{entry['id']}: {entry['symptom']}"
     for head, key in (("what it may mean", "means"), ("what helps", "helps")):
         if key == "helps":

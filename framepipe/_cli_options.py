@@ -29,6 +29,6 @@ Sources = Annotated[
 ]
 DeviceName = Annotated[str | None, typer.Option("--device", help="See 'framepipe list devices'.")]
 Strategy = Annotated[str | None, typer.Option("--staging", metavar="STRATEGY", help="See 'framepipe list staging'.")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Decode threads in all.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Threads for decoding, all sources together.")]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let the pipeline name module:Class and import it.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from framepipe.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from framepipe.budget import Need
     from framepipe.limits import Limit
-    from framepipe.planned import Plan
+    from framepipe.planned import Plan, PlannedSource
 
 _HEADS = {
     "pinned": "page-locked",
@@ -53,14 +54,18 @@ def plan(
     allow_code: options.AllowCode = False,
     debug: options.Debug = False,
 ) -> None:
-    """Work out what a pipeline takes of memory, beside what is free now. Runs and writes nothing.
+    """Work out what memory a pipeline takes, beside what is free now.
 
-    The first picture of every source is decoded. Exit status 1 if it does not fit, or nothing could be planned.
+    Runs and writes nothing; the first picture of every source is decoded. Exit status 1 if it does not fit, or nothing
+    could be planned.
     """
     from framepipe import cli
     from framepipe import plan as planning
     from framepipe.planned import RulesOfThumb
 
+    for name, factor in (("peak", peak_factor), ("linux", linux_factor), ("windows", windows_factor)):
+        if not math.isfinite(factor):
+            raise ConfigError(f"--{name}-factor {factor:g}: expected a finite number")
     rules = RulesOfThumb(
         pool=peak_factor,
         linux=linux_factor,
@@ -80,6 +85,8 @@ def plan(
 
 
 def _nbytes(name: str, text: str) -> int:
+    if text.strip() == "0":
+        return 0
     try:
         return parse_bytes(text)
     except ValueError as error:
@@ -94,8 +101,10 @@ def lines(found: Plan) -> Iterator[str]:
         if rows:
             yield ""
             yield from _needs(head, rows, max(_WIDTH, *(len(_owner(need)) + 3 for need in found.needs)))
-    if found.needs and found.device["kind"] != "cpu":
-        yield "  decoders and encoders are FFmpeg's, on the CPU: no video memory; CUDA's own context is not planned"
+    if found.needs:
+        yield ""
+        yield "not planned"
+        yield from (f"  {words}" for words in found.unplanned)
     yield ""
     yield "there is"
     for limit in found.limits:
@@ -113,19 +122,26 @@ def _pipeline(found: Plan) -> Iterator[str]:
     numbers = ", ".join(f"{key} {staging[key]}" for key in ("slots", "depth", "batch") if staging[key] is not None)
     yield f"staging    {staging['strategy']}, {numbers}"
     several = len({source.spec for source in found.sources if source.spec is not None}) > 1
-    for source in found.sources[:_SHOWN]:
-        spec = source.spec
-        if spec is None:
-            yield f"source     {source.name}: {source.error}"
-            continue
-        each = f"{spec.width}x{spec.height} {spec.pix_fmt}, {format_bytes(spec.nbytes)} a picture"
-        alone = [f"{_HEADS[kind]} {format_bytes(nbytes)}" for kind, nbytes in source.alone.items() if nbytes]
-        beside = f"; alone {', '.join(alone)}" if several else ""
-        yield f"source     {source.name}: {each}{beside}"
-    if len(found.sources) > _SHOWN:
-        yield f"source     … and {len(found.sources) - _SHOWN} more"
+    told = [source for source in found.sources if source.spec is not None]
+    for source in told[:_SHOWN]:
+        yield f"source     {source.name}: {_source(source, alone=several)}"
+    if len(told) > _SHOWN:
+        yield f"source     … and {len(told) - _SHOWN} more"
+    silent = [source for source in found.sources if source.spec is None]
+    for source in silent[:_SHOWN]:
+        yield f"source     {source.name}: {(source.error or '').removeprefix(f'{source.name}: ')}"
+    if len(silent) > _SHOWN:
+        yield f"source     … and {len(silent) - _SHOWN} more that cannot be planned"
     for note in found.notes:
         yield f"note       {note}"
+
+
+def _source(source: PlannedSource, *, alone: bool) -> str:
+    spec = source.spec
+    assert spec is not None
+    words = f"{spec.width}x{spec.height} {spec.pix_fmt}, {format_bytes(spec.nbytes)} a picture"
+    told = [f"{_HEADS[kind]} {format_bytes(nbytes)}" for kind, nbytes in source.alone.items() if nbytes]
+    return f"{words}; alone {', '.join(told)}" if alone else words
 
 
 def _needs(head: str, rows: list[Need], width: int) -> Iterator[str]:
@@ -181,11 +197,19 @@ def _verdict(found: Plan) -> Iterable[str]:
 
     if found.fits is None:
         return ["nothing could be planned: no source told what its pictures are"]
-    problems = [f"does not fit: {verdict(limit, found.needs)}, {limit.ground}" for limit in found.exceeded]
+    problems = [
+        f"does not fit: {verdict(limit, found.needs)}, {limit.ground}{_pageable(limit)}" for limit in found.exceeded
+    ]
     if found.refusal:
         problems.append(f"does not fit: {found.refusal}")
     unknown = dict.fromkeys(limit.name for limit in found.limits if limit.free is None and not limit.unlimited)
     known = {limit.name for limit in found.limits if limit.free is not None}
     missing = [name for name in unknown if name not in known]
     beside = f" as far as is known; not known: {', '.join(missing)}" if missing else ""
-    return problems or [f"fits{beside}"]
+    silent = sum(source.spec is None for source in found.sources)
+    without = f", without {silent} of {len(found.sources)} sources, which cannot be planned" if silent else ""
+    return problems or [f"fits{beside}{without}"]
+
+
+def _pageable(limit: Limit) -> str:
+    return "; a run goes on with pageable memory there" if limit.kinds == ("pinned",) else ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from framepipe._cli_options import Debug, Overwrite
 from framepipe.errors import ConfigError, FramepipeError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="probe",
-    help="Measure what page-locked memory costs on this machine, in child processes.",
+    help="Measure what page-locked memory costs on this machine.",
     rich_markup_mode=None,
 )
 
@@ -32,18 +33,10 @@ def _probe(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-def _debug(on: bool) -> bool:
-    from framepipe import cli
-
-    return cli._debug(on)
-
-
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Kinds = Annotated[str | None, typer.Option("--kinds", metavar="A,B", help="Only these kinds of memory.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write JSON and CSV there.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output instead of a table.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback for an error.", callback=_debug)]
 
 
 @app.command()
@@ -64,9 +57,10 @@ def pinned(
     overwrite: Overwrite = False,
     debug: Debug = False,
 ) -> None:
-    """Hold large blocks of each kind of memory and read every counter before, meanwhile and after.
+    """Hold blocks of each kind of memory and read every counter.
 
-    Kinds: control, default, write_combined, mapped, portable, registered, device, pageable, mlock.
+    Before, meanwhile and after. Kinds: control, default, write_combined, mapped, portable, registered, device,
+    pageable, mlock.
     """
     from framepipe import _cli_probe_table as tables
     from framepipe.guard.waiting import Patience
@@ -97,7 +91,7 @@ def churn(
     overwrite: Overwrite = False,
     debug: Debug = False,
 ) -> None:
-    """Take and give many small blocks, pooled and not, and say what accumulates.
+    """Take and give many small blocks, and say what accumulates.
 
     Kinds: those of 'probe pinned', and each but control with -pooled behind it.
     """
@@ -131,9 +125,10 @@ def bandwidth(
     overwrite: Overwrite = False,
     debug: Debug = False,
 ) -> None:
-    """Copy between host and device, and keep what this machine can do as its baseline.
+    """Measure what can be copied between host and device.
 
-    Kinds: default, pageable, write_combined, mapped, registered, host_copy.
+    What is found is kept as this machine's baseline, for the doctor and later probes. Kinds: default, pageable,
+    write_combined, mapped, registered, host_copy.
     """
     from framepipe import _cli_probe_table as tables
     from framepipe.probe import bandwidth as probing

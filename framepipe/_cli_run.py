@@ -30,7 +30,8 @@ _WORDS = {
     "staging": "staging: the device waited for frames to be copied; try more fillers or a larger batch",
     "launch": "launching: the thread that feeds the device was busy all the time; try a larger batch or fewer stages",
     "device": "the stages: the device was busy all the time; try a larger batch, smaller pictures or fewer stages",
-    "sink": "writing the results: everything before it waited; try a faster codec or preset, or write less",
+    "sink": "collecting, drawing and writing the results: everything before it waited; try a faster codec or preset, "
+    "or do less there",
 }
 """What held everything up, and what to change."""
 _FILES_SHOWN = 8
@@ -152,6 +153,7 @@ def _has_part(report: Mapping[str, Any], path: Path) -> bool:
     """Whether ``path`` is an input or a result of the run, or its pipeline."""
     names = [report.get("pipeline"), *(source.get("uri") for source in report.get("sources", ()))]
     names += [name for state in report.get("sinks", {}).values() for name in state.get("paths", ())]
+    names.append((report.get("guard") or {}).get("file"))
     return os.path.realpath(path) in {os.path.realpath(name) for name in names if name}
 
 
@@ -179,7 +181,7 @@ def closing_words(report: Mapping[str, Any], error: BaseException | None = None)
     for text in said:
         if not any(other.endswith(f": {text}") for other in said):
             yield f"warning: {text}"
-    yield from _written(report.get("sinks") or {})
+    yield from _written(report.get("sinks") or {}, (report.get("guard") or {}).get("file"))
 
 
 def _table(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -303,8 +305,9 @@ def _reasons(counts: Mapping[str, int]) -> str:
     return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{why} {n}" for why, n in counts.items())
 
 
-def _written(sinks: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _written(sinks: Mapping[str, Mapping[str, Any]], guarded: str | None) -> Iterator[str]:
     paths = [Path(path) for state in sinks.values() for path in state.get("paths", ())]
+    paths += [Path(guarded)] if guarded else []
     for path in paths[:_FILES_SHOWN]:
         size = f" ({format_bytes(path.stat().st_size)})" if path.is_file() else ""
         yield f"wrote {path}{size}"

@@ -113,14 +113,14 @@ class Tree:
         return True
 
     def _holder(self, key: Key) -> Any:
-        """The mapping or list that holds ``key``, made where there is nothing; None where neither can be."""
+        """The mapping or list that holds ``key``, made where nothing or a switch is; None where neither can be."""
         if self.data is None:
             self.data = {}
         at = self.data
         for step, after in pairwise(key):
             if not _holds(at, step):
                 return None
-            if isinstance(at, dict) and at.get(step) is None and isinstance(after, str):
+            if isinstance(at, dict) and isinstance(at.get(step), bool | None) and isinstance(after, str):
                 at[step] = {}
             at = at.get(step) if isinstance(at, dict) else at[step]
         return at if _holds(at, key[-1]) else None

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,7 +74,7 @@ def slots_within(limit: RingLimit | None, nbytes: int, wanted: int) -> int:
 def _container_limit() -> int | None:
     try:
         return CgroupMemory().read()["limit"]
-    except SensorUnavailableError:
+    except (SensorUnavailableError, OSError, ValueError):
         return None
 
 
@@ -154,20 +154,20 @@ class Setup:
     queue: int = 0
     limit: RingLimit | None = None
 
-    def slots(self, nbytes: int) -> int:
-        """Slots of the ring for pictures of ``nbytes``."""
+    def slots(self, sizes: Collection[int]) -> int:
+        """Slots of the ring, at most, for pictures of so many bytes; what small ones got is there for large ones."""
         options, number = self.options, slots(self.options, self.threads)
         if options.slots != "auto":
             return number
         if self.stager.holds_frames:
-            return max(number, affordable(nbytes * options.batch))
-        return slots_within(self.limit, nbytes * options.batch, number)
+            return max(number, affordable(min(sizes) * options.batch))
+        return slots_within(self.limit, max(sizes) * options.batch, number)
 
-    def flights(self, nbytes: int) -> int:
+    def flights(self, sizes: Collection[int]) -> int:
         """The most batches in flight: one more than halves, or more where nothing is made for them beforehand."""
         number = self.options.depth + 1
         if self.stager.holds_frames and self.host_shared:
-            return max(number, affordable(2 * nbytes * self.options.batch))
+            return max(number, affordable(2 * min(sizes) * self.options.batch))
         return number
 
     @property
@@ -185,17 +185,33 @@ def needs(chains: Sequence[Chain], setup: Setup, sources: Mapping[FrameSpec, int
     """What a run takes, whose specs are those of ``chains``; ``sources`` says how many sources have each.
 
     Device memory and what is pageable is an upper bound, for pictures of all specs by turns; page-locked memory is
-    exact for runs long enough to use every slot.
+    exact for runs long enough to use every slot, and a bound too where results are of several sizes. Specs whose arrays
+    are of the same sizes share them.
     """
     largest = max((chain.spec for chain in chains), key=lambda spec: spec.nbytes)
-    found = [*_ring(largest, setup), *_halves(largest, setup)]
+    pictures = [chain.spec.nbytes for chain in chains]
+    found = [*_ring(largest, setup.slots(pictures), setup), *_halves(largest, setup)]
+    groups: dict[Any, list[Chain]] = {}
     for chain in chains:
-        words = f" ({describe(chain.spec)})" if len(chains) > 1 else ""
-        found += _outputs(chain, setup, words)
-        found += _states(chain, setup, sources.get(chain.spec, 1), words)
+        groups.setdefault(sizes(chain), []).append(chain)
+    flights = setup.flights(pictures)
+    for alike in groups.values():
+        words = _words(alike) if len(chains) > 1 else ""
+        found += _outputs(alike[0], setup, flights, words)
+        found += _states(alike, setup, sources, words)
         if not setup.host_shared:
-            found += _backs(chain, setup, words)
+            found += _backs(alike[0], setup, flights, words, exact=len(groups) == 1)
     return found
+
+
+def sizes(chain: Chain) -> tuple[tuple[str, int], ...]:
+    """Bytes of a picture's arrays; chains that have the same ones use each other's memory."""
+    return tuple((name, nbytes_of(array)) for link in chain.links for name, array in link.outputs.items())
+
+
+def _words(alike: Sequence[Chain]) -> str:
+    more = f" and {len(alike) - 1} like it" if len(alike) > 1 else ""
+    return f" ({describe(alike[0].spec)}{more})"
 
 
 def total(found: Collection[Need], *kinds: str) -> int:
@@ -203,8 +219,8 @@ def total(found: Collection[Need], *kinds: str) -> int:
     return sum(need.weight for need in found if need.kind in kinds)
 
 
-def _ring(spec: FrameSpec, setup: Setup) -> Iterator[Need]:
-    batch, number = setup.options.batch, setup.slots(spec.nbytes)
+def _ring(spec: FrameSpec, number: int, setup: Setup) -> Iterator[Need]:
+    batch = setup.options.batch
     memory = setup.stager.host_memory(spec, number, batch, host_shared=setup.host_shared)
     words = f"{number} slots x {_pictures(batch)} x {format_bytes(spec.nbytes)}"
     if memory is None:
@@ -230,9 +246,9 @@ def _halves(spec: FrameSpec, setup: Setup) -> Iterator[Need]:
         yield Need("uploads in flight", "device", depth * each, depth * _rounded(each), depth, words)
 
 
-def _outputs(chain: Chain, setup: Setup, words: str) -> Iterator[Need]:
+def _outputs(chain: Chain, setup: Setup, flights: int, words: str) -> Iterator[Need]:
     kind = "pageable" if setup.host_shared else "device"
-    for link, name, count in _lifetimes(chain, setup):
+    for link, name, count in _lifetimes(chain, setup, flights):
         array, stage = link.outputs[name], link.stage.id
         each = setup.options.batch * nbytes_of(array)
         taken = each if setup.host_shared else _rounded(each)
@@ -242,10 +258,9 @@ def _outputs(chain: Chain, setup: Setup, words: str) -> Iterator[Need]:
         yield Need(owner, kind, count * each, count * taken, count, what, exact=False)
 
 
-def _lifetimes(chain: Chain, setup: Setup) -> Iterator[tuple[Link, str, int]]:
+def _lifetimes(chain: Chain, setup: Setup, flights: int) -> Iterator[tuple[Link, str, int]]:
     """Each array that a stage writes anew, and how many batches have one at a time."""
     order = [*chain.early, *chain.late]
-    flights = setup.flights(chain.spec.nbytes)
     for at, link in enumerate(order):
         for name in () if link.stage.allocates else link.outputs:
             anew = next((later for later in order[at + 1 :] if name in later.outputs), None)
@@ -262,21 +277,25 @@ def _lifetimes(chain: Chain, setup: Setup) -> Iterator[tuple[Link, str, int]]:
             yield link, name, count
 
 
-def _states(chain: Chain, setup: Setup, sources: int, words: str) -> Iterator[Need]:
+def _states(alike: Sequence[Chain], setup: Setup, sources: Mapping[FrameSpec, int], words: str) -> Iterator[Need]:
     kind = "pageable" if setup.host_shared else "device"
-    for link in chain.links:
-        nbytes = link.stage.device_nbytes(sources)
-        if nbytes:
-            what = f"{sources} source{'s' if sources > 1 else ''}"
-            yield Need(f"state of {link.stage.id}{words}", kind, nbytes, _rounded(nbytes), None, what, exact=False)
+    counts = [sources.get(chain.spec, 1) for chain in alike]
+    number = sum(counts)
+    for links in zip(*(chain.links for chain in alike), strict=True):
+        each = [link.stage.device_nbytes(count) for link, count in zip(links, counts, strict=True)]
+        if any(each):
+            what = f"{number} source{'s' if number > 1 else ''}"
+            owner = f"state of {links[0].stage.id}{words}"
+            yield Need(owner, kind, sum(each), sum(map(_rounded, each)), None, what, exact=False)
 
 
-def _backs(chain: Chain, setup: Setup, words: str) -> Iterator[Need]:
-    batch, flights = setup.options.batch, setup.flights(chain.spec.nbytes)
+def _backs(chain: Chain, setup: Setup, flights: int, words: str, *, exact: bool) -> Iterator[Need]:
+    batch = setup.options.batch
     for block in read_back(chain, setup.on_host, batch, flights):
         number, nbytes = block.blocks, block.blocks * block.nbytes
         what = f"{number} x {_pictures(batch)} x {format_bytes(block.nbytes // batch)}"
-        yield Need(f"read-back of {block.name}{words}", "pinned", nbytes, nbytes, number, what, alive=number, tier=COLD)
+        owner = f"read-back of {block.name}{words}"
+        yield Need(owner, "pinned", nbytes, nbytes, number, what, exact=exact, alive=number, tier=COLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +315,7 @@ def knobs(chains: Sequence[Chain], setup: Setup, sources: Mapping[FrameSpec, int
     """What changes to the ``staging:`` block would come to; those that save nothing are not there."""
     now = needs(chains, setup, sources)
     options = setup.options
-    number = setup.slots(max(chain.spec.nbytes for chain in chains))
+    number = setup.slots([chain.spec.nbytes for chain in chains])
     changes: list[tuple[str, dict[str, int]]] = []
     if number > LEAST_SLOTS and not setup.stager.holds_frames:
         changes.append((f"slots: {LEAST_SLOTS}", {"slots": LEAST_SLOTS}))

@@ -84,11 +84,13 @@ class Link:
     drop: list[str] = field(default_factory=list)
     """Arrays that nobody reads after this stage."""
 
-    def outs(self, device: Device, n: int, stream: Stream) -> dict[str, Any]:
-        """Memory for what the stage writes anew."""
+    def outs(self, device: Device, n: int, stream: Stream, batch: int = 1) -> dict[str, Any]:
+        """Memory for what the stage writes anew: a whole ``batch``'s, so that a partial one of ``n`` needs no other."""
         if self.stage.allocates:
             return {}
-        return {name: device.empty((n, *a.shape), a.dtype, stream) for name, a in self.outputs.items()}
+        room = max(n, batch)
+        made = {name: device.empty((room, *a.shape), a.dtype, stream) for name, a in self.outputs.items()}
+        return made if room == n else {name: array[:n] for name, array in made.items()}
 
     def run(self, batch: Batch, outs: dict[str, Any], stream: Any) -> None:
         """Launch on a batch whose earlier stages were launched."""
@@ -189,6 +191,11 @@ class Chains:
         stages = self.stages if not self._chains else [copy.copy(stage) for stage in self.stages]
         chain = self._chains[spec] = Chain(stages, spec, self._wanted, self._tracer)
         return chain, True
+
+    @property
+    def in_use(self) -> list[Chain]:
+        """The chains for what sources had last."""
+        return [self._chains[spec] for spec in set(self._spec_of.values())]
 
     def note(self, source: str, spec: FrameSpec) -> None:
         """Remember that ``source`` now has ``spec``; on a change, but of its pixels' shape, its state is dropped."""

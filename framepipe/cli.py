@@ -1,4 +1,4 @@
-"""The command line. Nothing else in framepipe prints or handles signals.
+"""The command line. Nothing but it and its ``_cli_*`` prints or handles signals.
 
 Exit status: 0 complete, 1 failed while running, 2 wrong usage or configuration, 3 an input was damaged or incomplete,
 130 and 143 interrupted.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from framepipe import __version__, _cli_doctor, _cli_plan, _cli_probe, reading
+from framepipe import __version__, _cli_bench, _cli_doctor, _cli_plan, _cli_probe, reading
 from framepipe._cli_options import (
     AllowCode,
     Debug,
@@ -36,16 +35,12 @@ _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="framepipe",
-    help="Streaming video into GPU memory.",
+    help="Streaming video pipelines in bounded memory, on NumPy or a GPU.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # it would take [discard] in a help text for markup
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-app.add_typer(_cli_probe.app)
-app.command(name="doctor")(_cli_doctor.doctor)
-app.command(name="plan")(_cli_plan.plan)
 
 _state = {"debug": False}
 
@@ -100,7 +95,7 @@ def run(
     ] = False,
     guard: Annotated[
         bool | None,
-        typer.Option("--guard/--no-guard", help="Watch memory and act, as the pipeline says or by default."),
+        typer.Option("--guard/--no-guard", help="Watch memory and act on it, whether or not the pipeline says so."),
     ] = None,
     cuda_log: Annotated[
         str | None,
@@ -168,6 +163,9 @@ def _load(pipeline: str, sources: list[str] | None, sets: list[str] | None, allo
     return load(shipped.find(pipeline), sources=sources or (), sets=sets or (), allow_code=allow_code, **options)
 
 
+app.command(name="bench")(_cli_bench.bench)
+
+
 @app.command()
 def check(
     pipeline: PipelineName,
@@ -179,13 +177,19 @@ def check(
     allow_code: AllowCode = False,
     debug: Debug = False,
 ) -> None:
-    """Check a pipeline's configuration: every mistake with file and line. Opens nothing."""
+    """Check a pipeline's configuration. Opens nothing.
+
+    Every mistake is told, with file and line.
+    """
     config = _load(pipeline, source, sets, allow_code, device=device, staging=staging, threads=threads)
     counts = ", ".join(
         f"{len(part)} {word}{'' if len(part) == 1 else 's'}"
         for word, part in (("source", config.sources), ("stage", config.stages), ("sink", config.sinks))
     )
     print(redact(f"{config.path}: ok ({counts})"))
+
+
+app.command(name="plan")(_cli_plan.plan)
 
 
 @app.command()
@@ -243,9 +247,10 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Compare two benches, run reports or baselines of the doctor: better, worse, or within the noise.
+    """Compare two benches, run reports or baselines of the doctor.
 
-    Exit status 1 if anything is worse in B, 2 if the two cannot be compared.
+    Each measure is better, worse, or within the noise. Exit status 1 if anything is worse in B, 2 if the two cannot be
+    compared.
     """
     from framepipe import _cli_compare
     from framepipe.bench import compare as comparing
@@ -261,75 +266,8 @@ def compare(
     raise typer.Exit(1 if found.count(comparing.WORSE) else 0)
 
 
-@app.command()
-def bench(
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="CLIP…|PIPELINE", help="Videos, YAML files, or names of shipped pipelines."),
-    ] = None,
-    staging: Annotated[
-        str | None, typer.Option("--staging", metavar="A,B", help="Strategies; by default every one.")
-    ] = None,
-    size: Annotated[
-        list[str] | None, typer.Option("--size", metavar="WxH", help="Pictures made in memory. May be repeated.")
-    ] = None,
-    mode: Annotated[
-        str | None, typer.Option("--mode", metavar="A,B", help="staging, pipeline; by default both.")
-    ] = None,
-    batch: Annotated[str | None, typer.Option("--batch", metavar="N,…", help="Pictures in a slot.")] = None,
-    depth: Annotated[str | None, typer.Option("--depth", metavar="N,…", help="Batches in flight.")] = None,
-    slots: Annotated[str | None, typer.Option("--slots", metavar="N,…", help="Slots of the ring, or auto.")] = None,
-    fillers: Annotated[str | None, typer.Option("--fillers", metavar="N,…", help="Filling threads, or auto.")] = None,
-    copy_threads: Annotated[
-        str | None, typer.Option("--copy-threads", metavar="N,…", help="Threads that copy one picture.")
-    ] = None,
-    device: DeviceName = None,
-    frames: Annotated[int, typer.Option("--frames", min=2, help="Frames counted in a repeat.")] = 300,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Repeats; from 5 on ranks are tested.")] = 3,
-    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Frames before those counted.")] = 32,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files go.")] = Path("framepipe-bench"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the bench in DIR.")] = False,
-    keep_sinks: Annotated[bool, typer.Option("--keep-sinks", help="Run a pipeline with its own sinks.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The record on standard output, not the table.")] = False,
-    allow_code: AllowCode = False,
-    debug: Debug = False,
-) -> None:
-    """Measure what each staging strategy costs here: bench.json, bench.csv and bench.html, and a table.
-
-    One axis is varied at a time; lists are separated by commas. Every repeat runs in a process of its own, and only
-    strategies whose outputs are right are timed. Ctrl-C keeps what is measured.
-    """
-    from framepipe import _cli_bench
-    from framepipe.bench.cells import Choice
-    from framepipe.bench.inputs import find
-    from framepipe.bench.options import Options
-
-    numbers = _cli_bench.numbers
-    choice = Choice(
-        modes=_cli_bench.modes(mode),
-        batch=numbers(batch, "batch"),
-        depth=numbers(depth, "depth"),
-        slots=numbers(slots, "slots", auto=True),
-        fillers=numbers(fillers, "fillers", auto=True),
-        copy_threads=numbers(copy_threads, "copy-threads"),
-    )
-    sizes = _cli_bench.sizes(size)
-
-    def options(stopping: Any) -> Options:
-        return Options(
-            inputs=find(inputs or (), sizes, allow_code=allow_code, stopping=stopping),
-            strategies=_cli_bench.words(staging),
-            choice=choice,
-            device=device,
-            frames=frames,
-            repeat=repeat,
-            warmup=warmup,
-            allow_code=allow_code,
-            keep_sinks=keep_sinks,
-            command=redact(shlex.join(["framepipe", *sys.argv[1:]])),
-        )
-
-    raise typer.Exit(_cli_bench.run(options, out, resume=resume, as_json=as_json))
+app.command(name="doctor")(_cli_doctor.doctor)
+app.add_typer(_cli_probe.app)
 
 
 def _show_error(error: BaseException) -> None:

@@ -6,6 +6,7 @@ belong to the folder of the YAML file, outputs and whatever the command line say
 
 from __future__ import annotations
 
+import codecs
 import copy
 import dataclasses
 import os
@@ -41,6 +42,8 @@ Decode = Literal["auto", "frame", "segments", "linear"]
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|simulated")
 _MODELLED = "simulated:"
+_LARGEST = 1 << 22  # bytes; what is larger is a video, and none is read into memory
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,12 +96,16 @@ def load(path: str | os.PathLike[str], **options: Any) -> PipelineConfig:
     """
     label = os.fspath(path)
     try:
-        data = Path(path).read_bytes()
-    except IsADirectoryError:
-        raise ConfigError(redact(f"{label}: is a folder, not a pipeline file")) from None
+        with Path(path).open("rb") as file:
+            data = file.read(_LARGEST + 1)
     except OSError as error:
+        if Path(path).is_dir():  # which Windows calls a lack of permission
+            raise ConfigError(redact(f"{label}: is a folder, not a pipeline file")) from None
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
         raise ConfigError(redact(f"{label}: {reason}")) from None
+    if len(data) > _LARGEST or (b"\0" in data and not data.startswith(_UTF16)):
+        hint = "a video goes with --source, as in 'framepipe run motion --source FILE'"
+        raise ConfigError(redact(f"{label}: is no pipeline file; {hint}"))
     return loads(data, path=Path(path), **options)
 
 

@@ -16,13 +16,15 @@ import av
 import av.error
 
 from framepipe import pixfmt
-from framepipe.container import ContainerStream, Cutter, Segment
+from framepipe.container import ContainerStream
+from framepipe.cutting import Cutter, Segment
 from framepipe.errors import FramepipeError, SourceError
 from framepipe.feed import Feed, Shape, Unit
 from framepipe.filtergraph import PictureFilter, convert, filter_steps, is_mirrored
 from framepipe.frame import FrameSpec
 from framepipe.retake import Retake
 from framepipe.source import Stream
+from framepipe.streams import PixelAspects
 
 STEP = 16
 """Packets a worker decodes before it looks whether another source needs it more."""
@@ -245,6 +247,7 @@ class Decoding(ABC):
         if unit.sent is not None:
             unit.sent.came(frame)
         if unit.again is not None and unit.again.shown(frame):
+            unit.aspects.of(frame)
             return
         self._look_at(feed, unit, frame)
         for ready in (frame,) if unit.filter is None else self._filtered(feed, unit, frame):
@@ -253,8 +256,9 @@ class Decoding(ABC):
     def _look_at(self, feed: Feed, unit: Unit, frame: Any) -> None:
         """How the unit's pictures are to be shown from ``frame`` on."""
         mirrored = unit.shape.mirrored
-        # The matrix itself is slow to get at. A stream is mirrored as a whole or turned otherwise too, stills are not.
-        if feed.turn and (not unit.begun or unit.decoder is None or frame.rotation != unit.rotation):
+        # The matrix itself is slow to get at. Streams change it at a key frame, or so that the rotation is another too.
+        look = not unit.begun or unit.decoder is None or frame.key_frame or frame.rotation != unit.rotation
+        if feed.turn and look:
             mirrored, unit.rotation = is_mirrored(frame), frame.rotation
         if not unit.begun:
             steps = filter_steps(feed.source)
@@ -349,7 +353,7 @@ class Decoding(ABC):
         unit.decoder = stream.decoder()
         unit.packets = itertools.chain(again.packets, unit.packets or ())
         unit.again, unit.at_tail = again, False
-        unit.aspects.restart()
+        unit.aspects = PixelAspects(stream)
         return True
 
     def _merge(self, feed: Feed, unit: Unit, following: Unit) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from framepipe.container import Cutter, Segment
+from framepipe.cutting import Cutter, Segment
 from framepipe.errors import FramepipeError
 from framepipe.filtergraph import PictureFilter
 from framepipe.frame import FrameSpec

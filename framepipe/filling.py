@@ -293,8 +293,11 @@ def select(pool: DecodePool, feed: Feed, frame: Any) -> tuple[Item, FrameSpec] |
     feed.last_time_s = time_s
     feed.taken += 1
     item = Item(feed.name, index, pts, base, time_s, pts is None, interlaced, handle=feed)
-    if spec.notes or interlaced:
-        item.meta[PICTURE] = {**spec.notes, "interlaced": True} if interlaced else dict(spec.notes)
+    notes = spec.notes
+    if interlaced:
+        notes["interlaced"] = True
+    if notes:
+        item.meta[PICTURE] = notes
     return item, spec
 
 

@@ -174,7 +174,7 @@ class Frame:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What stages found, by stage id."""
+        """What stages found, by stage id, and under ``picture`` what is to be known of the picture itself."""
         return self.item.meta
 
     @property

@@ -119,12 +119,12 @@ class FrameSpec:
         last = self.planes[-1]
         return _up(last.offset + last.pitch * last.height, 256)
 
-    @cached_property
+    @property
     def notes(self) -> dict[str, Any]:
         """What somebody who reads results should know of the picture, as JSON values; empty for a plain one.
 
         ``matrix`` and ``range`` with ``assumed`` where the stream did not say them, ``transfer`` of HDR, and the
-        ``sample_aspect`` of the upright picture where pixels are not square. Not to be changed.
+        ``sample_aspect`` of the upright picture where pixels are not square. Made anew each time: the caller's own.
         """
         told: dict[str, Any] = {}
         if self.assumed:

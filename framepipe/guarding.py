@@ -12,11 +12,12 @@ from framepipe.engine import Engine
 from framepipe.guard.monitor import Guard, Record
 from framepipe.guard.options import GuardOptions
 from framepipe.guard.readings import DeviceMemory, Memory, SystemMemory
+from framepipe.sinks._output import sink_error
 from framepipe.tiers import COLD
 
 
 def attach(options: GuardOptions, engine: Engine, callback: Callable[[Record], Any] | None = None) -> Guard:
-    """A guard that watches ``engine`` from its start to its end. Raises OSError where its file cannot be made.
+    """A guard that watches ``engine`` from its start to its end. Raises `SinkError` where its file cannot be made.
 
     It has a thread of its own. Where time is modelled it goes by that: the runner ticks it, a batch at a time.
     """
@@ -24,7 +25,11 @@ def attach(options: GuardOptions, engine: Engine, callback: Callable[[Record], A
     modelled = device.modelled_s() is not None
     clock = partial(_modelled_s, device) if modelled else time.perf_counter
     guard = Guard(options, partial(_memory, device), EngineControls(engine), callback=callback, clock=clock)
-    guard.open()
+    try:
+        guard.open()
+    except OSError as error:
+        assert options.file is not None
+        raise sink_error(error, options.file, doing="make it") from error
     engine.guard = guard
     if modelled:
         engine.runner.passed = guard.tick
@@ -39,7 +44,8 @@ def _memory(device: Device) -> Memory:
     """What is measured, or what is modelled: never both."""
     if device.kind == "cuda":
         return SystemMemory(getattr(device, "number", 0))
-    return DeviceMemory(device) if device.vram() else SystemMemory()
+    memory = DeviceMemory(device)
+    return memory if memory.read() or device.modelled_s() is not None else SystemMemory()
 
 
 class EngineControls:
@@ -64,14 +70,22 @@ class EngineControls:
         with self._engine.device.bound():
             return self._engine.device.cold.give_back()
 
+    def give_back_device(self) -> int:
+        """Give what is kept for stages' results, and nobody holds, back to the system; how many bytes."""
+        with self._engine.device.bound():
+            return self._engine.device.give_back()
+
     def grow(self, nbytes: int) -> int:
         """Let the cold tier grow by the whole blocks of which most are in use that ``nbytes`` hold; by how many."""
         with self._engine.device.bound():
             return self._engine.device.cold.grow_by(nbytes)
 
     def set_depth(self, depth: int) -> None:
-        """Have ``depth`` batches in flight at most; halves and slots stay as they are."""
-        self._engine.runner.tokens.hold(self.depth - depth)
+        """Have ``depth`` batches in flight at most, beside one that is about to be; halves and slots stay as they are.
+
+        Where host and device are one more than the configured depth are, as long as it is not lowered.
+        """
+        self._engine.runner.tokens.limit(depth + 1 if depth < self.depth else None)
 
     def stop_page_locking(self, why: str) -> None:
         """Page-lock nothing more; what is page-locked stays so."""

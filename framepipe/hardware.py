@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import platform
 import re
 import subprocess
@@ -48,6 +49,13 @@ def cpu_name(path: Path = _CPU_INFO) -> str | None:
     """The processor's model, or None where the system does not tell."""
     named = re.search(r"^model name\s*:\s*(.+)$", _read(path), re.MULTILINE)
     return named[1] if named else platform.processor() or None
+
+
+def cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
 
 
 def driver_version() -> str | None:

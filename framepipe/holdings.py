@@ -10,6 +10,7 @@ from framepipe.telemetry.adapter import find_adapter
 from framepipe.telemetry.base import Sensor, describe
 from framepipe.telemetry.procfs import ProcfsMemory
 from framepipe.telemetry.wddm import WddmMemory
+from framepipe.units import format_bytes
 
 _ELSEWHERE = {
     "cpu": "without a GPU nothing is page-locked for one",
@@ -22,7 +23,8 @@ class Holdings:
 
     To be made before the device of that kind is opened, and told to `look` before anything is closed. It is known that
     on Linux memory which CUDA page-locks shows in RssShmem (measured), and not known that nothing else does: so what is
-    said of others is an estimate. Memory that was registered after it was allocated does not show there.
+    said of others is an estimate. Memory that was registered after it was allocated does not show there. Where the
+    counter does not even show what the pipeline itself has page-locked, nothing is said of others.
     """
 
     def __init__(self, kind: str, system: str = sys.platform) -> None:
@@ -54,12 +56,12 @@ class Holdings:
                 return _nothing("this kernel does not tell RssShmem")
             registered = sum(pin.taken for pin in device.ledger.live() if pin.registered)
             counter = "procfs.rss_shmem (RssShmem of /proc/self/status) since before the device was opened"
-            return _estimate(now - before - (ours - registered), counter)
+            return _estimate(now - before, ours - registered, counter)
         if self._system == "win32":
             sensor = WddmMemory(find_adapter(int(getattr(device, "number", 0))))
             counter = "wddm.non_local_usage (D3DKMTQueryVideoMemoryInfo of this process)"
             nbytes = _read(sensor, "non_local_usage")
-            return _nothing(sensor.reason or "no number") if nbytes is None else _estimate(nbytes - ours, counter)
+            return _nothing(sensor.reason or "no number") if nbytes is None else _estimate(nbytes, ours, counter)
         return _nothing("this system has no counter of page-locked memory that is known here")
 
     def _read_linux(self) -> int | None:
@@ -76,8 +78,11 @@ def _read(sensor: Sensor, key: str) -> int | None:
         sensor.close()
 
 
-def _estimate(nbytes: int, counter: str) -> dict[str, Any]:
-    return {"bytes": max(0, nbytes), "counter": counter, "approximate": True, "reason": None}
+def _estimate(shown: int, ours: int, counter: str) -> dict[str, Any]:
+    if shown < ours // 2:
+        less = f"{format_bytes(max(0, shown))}, and the pipeline itself has page-locked {format_bytes(ours)}"
+        return _nothing(f"{counter} shows {less}: it does not count such memory here")
+    return {"bytes": max(0, shown - ours), "counter": counter, "approximate": True, "reason": None}
 
 
 def _nothing(reason: str) -> dict[str, Any]:

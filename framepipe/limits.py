@@ -13,14 +13,13 @@ from framepipe.chain import Chain
 from framepipe.device.base import Device
 from framepipe.errors import ConfigError
 from framepipe.frame import FrameSpec
-from framepipe.telemetry.base import Sensor, SensorUnavailableError
+from framepipe.telemetry.base import Sensor, SensorUnavailableError, describe
 from framepipe.telemetry.cgroup import CgroupMemory
 from framepipe.telemetry.system import is_wsl2
 from framepipe.units import format_bytes
 
+_KMT = "D3DKMTQueryVideoMemoryInfo"
 Ground = Literal["measured now", "model", "set", "reported by users"]
-_SMALL = 32 << 20
-"""A picture of 3840x2160 in 10 bits, which is larger than most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +46,11 @@ class Limit:
 
 
 def of_host(kinds: tuple[str, ...] = HOST) -> list[Limit]:
-    """The machine's memory, and the container's where it has a limit, for needs of these kinds. Never raises.
+    """The machine's memory and, under Linux, the container's, for needs of these kinds. Never raises.
 
     Costs a millisecond at most.
     """
-    return [_memory(kinds), _container(kinds)]
+    return [_memory(kinds), *([_container(kinds)] if sys.platform.startswith("linux") else [])]
 
 
 def of_device(device: Device) -> list[Limit]:
@@ -62,8 +61,8 @@ def of_device(device: Device) -> list[Limit]:
         ground: Ground = "model" if modelled else "measured now"
         source = str(reading.get("source")).removeprefix("model ")
         found.append(_video(reading.get("free"), reading.get("total"), ground, source, hard=not modelled))
-        if "nonlocal_budget" in reading:
-            found.append(_budget("non-local", "pinned", "nonlocal", reading, ground, source))
+        if "non_local_budget" in reading:
+            found.append(_budget("non-local", "pinned", "non_local", reading, ground, source))
     return found
 
 
@@ -71,14 +70,17 @@ def of_sensor(sensor: Sensor) -> list[Limit]:
     """What NVML and Windows say of video memory; a row with the reason where one of them cannot be asked."""
     if sensor.name == "wddm" and sys.platform != "win32":
         return []
-    now, reason = sensor.read(), sensor.reason
-    if sensor.name == "wddm" and now:
-        pairs = (("local", "device"), ("non_local", "pinned"))
+    now = sensor.read()
+
+    def why(key: str) -> str | None:
+        return sensor.reasons.get(key, sensor.reason)
+
+    if sensor.name == "wddm":
         return [
-            _budget(f"{key.replace('_', '-')}", kind, key, now, "measured now", sensor.source) for key, kind in pairs
+            _budget(name, kind, key, now, "measured now", _KMT, why(f"{key}_budget"))
+            for name, kind, key in (("local", "device", "local"), ("non-local", "pinned", "non_local"))
         ]
-    source = "NVML" if sensor.name == "nvml" else "D3DKMTQueryVideoMemoryInfo"
-    return [_video(now.get("free"), now.get("total"), "measured now", source, reason)]
+    return [_video(now.get("free"), now.get("total"), "measured now", "NVML", why("free"))]
 
 
 def _video(
@@ -91,11 +93,13 @@ def _video(
     return Limit("video memory", free, total, ("device",), ground, source, why, hard=hard)
 
 
-def _budget(name: str, kind: str, key: str, now: Mapping[str, int | None], ground: Ground, source: str) -> Limit:
+def _budget(
+    name: str, kind: str, key: str, now: Mapping[str, int | None], ground: Ground, source: str, why: str | None = None
+) -> Limit:
     """What a segment's budget leaves."""
     most, used = now.get(f"{key}_budget"), now.get(f"{key}_usage")
     if most is None or used is None:
-        return Limit(f"{name} budget", None, most, (kind,), ground, source, "it was not told")
+        return Limit(f"{name} budget", None, most, (kind,), ground, source, why or "it was not told")
     return Limit(f"{name} budget", max(0, most - used), most, (kind,), ground, source)
 
 
@@ -125,6 +129,8 @@ def _container(kinds: tuple[str, ...]) -> Limit:
         sensor = CgroupMemory()
     except SensorUnavailableError as error:
         return Limit("container", None, None, kinds, "measured now", "cgroup", str(error), unlimited=True)
+    except (OSError, ValueError) as error:
+        return Limit("container", None, None, kinds, "measured now", "cgroup", describe(error))
     now = sensor.read()
     limit, current = now["limit"], now["current"]
     if limit is None or current is None:
@@ -135,21 +141,15 @@ def _container(kinds: tuple[str, ...]) -> Limit:
     return Limit("container", free, limit, kinds, "measured now", sensor.source, hard=True)
 
 
-def may_matter(setup: Setup, stages: int, limits: Iterable[Limit]) -> bool:
-    """Whether pictures of no unusual size could need more than there is, so that it is worth a look at the headers."""
-    options = setup.options
-    number, flights = budget.slots(options, setup.threads), options.depth + 2
-    pictures = options.batch * (number + options.depth + 2 * flights * (stages + 1))
-    return any(limit.hard and limit.free is not None and pictures * _SMALL > limit.free for limit in limits)
+def exceeded(needs: Collection[Need], limits: Iterable[Limit]) -> list[Limit]:
+    """The limits that a run with these needs is not begun with."""
+    return [limit for limit in limits if limit.hard and limit.lacks(needs) > 0]
 
 
 def refuse(chains: Sequence[Chain], setup: Setup, sources: Mapping[FrameSpec, int], limits: Iterable[Limit]) -> None:
     """Raise `ConfigError` with the numbers and what would help where more is needed than is measured free."""
     needs = budget.needs(chains, setup, sources)
-    problems = []
-    for limit in limits:
-        if limit.hard and limit.lacks(needs) > 0:
-            problems.append(f"{verdict(limit, needs)}{_helps(chains, setup, sources, limit)}")
+    problems = [f"{verdict(limit, needs)}{_helps(chains, setup, sources, limit)}" for limit in exceeded(needs, limits)]
     if problems:
         raise ConfigError(
             f"this pipeline needs more memory than there is: {'; '.join(problems)}; 'framepipe plan' tells more, and "

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+_CAP_IPC_LOCK = 14  # Linux, include/uapi/linux/capability.h
 
 
 def lock(block: np.ndarray) -> None:
@@ -32,13 +36,27 @@ def unlock(block: np.ndarray) -> None:
 
 
 def limit_bytes() -> int | None:
-    """How much this process may lock; None without a limit, and on Windows, where the working set is the limit."""
-    if sys.platform == "win32":
+    """How much this process may lock; None without a limit, and on Windows, where the working set is the limit.
+
+    Linux holds nobody to it who has CAP_IPC_LOCK in the first user namespace (mm/mlock.c, ``can_do_mlock``).
+    """
+    if sys.platform == "win32" or _may_lock_all():
         return None
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else int(soft)
+
+
+def _may_lock_all(process: Path = Path("/proc/self")) -> bool:
+    try:
+        status = (process / "status").read_text(encoding="utf-8")
+        users = (process / "uid_map").read_text(encoding="utf-8").split()
+    except OSError:
+        return False
+    capabilities = re.search(r"^CapEff:\s*([0-9a-fA-F]+)$", status, re.MULTILINE)
+    held = capabilities is not None and bool(int(capabilities[1], 16) >> _CAP_IPC_LOCK & 1)
+    return held and users == ["0", "0", str(2**32 - 1)]
 
 
 def _call(name: str, address: int, nbytes: int) -> int:

@@ -7,25 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from framepipe import registry
+from framepipe import limits, registry
 from framepipe.budget import Setup, ring_limit
 from framepipe.container import is_url
 from framepipe.device.base import Device
 from framepipe.errors import ConfigError
 from framepipe.feed import Feed
+from framepipe.hardware import cpus
 from framepipe.redact import HIDDEN, redact
 from framepipe.sink import Sink, SourceInfo
 from framepipe.source import Source
 from framepipe.stage import Stage
 from framepipe.stager import Stager, StagingOptions
 from framepipe.units import parse_bytes
-
-
-def cpus() -> int:
-    """CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
 
 
 def decode_threads(device: str) -> int:
@@ -39,9 +33,8 @@ def decode_threads(device: str) -> int:
 
 def ahead_nbytes(threads: int) -> int:
     """Bytes that segments may hold decoded ahead: delivery in order wants a segment a thread, memory bounds it."""
-    import psutil
-
-    return min((64 << 20) * max(1, threads - 1), 1 << 30, psutil.virtual_memory().available // 8)
+    free = [limit.free // 8 for limit in limits.of_host() if limit.free is not None]
+    return max(1, min((64 << 20) * max(1, threads - 1), 1 << 30, *free))
 
 
 def make_rgb() -> Stage:

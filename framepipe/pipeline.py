@@ -55,7 +55,8 @@ class Pipeline:
     linear). ``nvtx`` marks what the threads do for Nsight Systems, as ranges named ``framepipe.…``; it needs CuPy.
     ``pin_stacks`` puts into the report where in the code memory was page-locked, for some 20 µs an allocation.
     ``guard`` watches memory while it runs and acts by its options: True, the ``guard:`` block as a mapping, or
-    `GuardOptions`; ``on_guard`` gets every decision as a `framepipe.guard.monitor.Record`, on a thread of the pipeline.
+    `GuardOptions`; ``on_guard`` gets every decision as a `framepipe.guard.monitor.Record`, on a thread of the pipeline,
+    and what it raises ends the run.
     What needs more memory than is measured free is not begun, unless ``check_memory`` is False.
 
     Raises `ConfigError` where the parts do not fit, before anything is opened.
@@ -97,6 +98,8 @@ class Pipeline:
         if self._threads < 1:
             raise ConfigError(f"threads is {self._threads}; it must be at least 1")
         self._guard = make_guard(guard)
+        if on_guard is not None and self._guard is None:
+            raise ConfigError("on_guard is given and no guard; give guard=True, or its options")
         self._on_guard = on_guard
         self._decode = decode
         self._overwrite = overwrite

@@ -7,6 +7,7 @@ of thumb makes of it.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from framepipe.frame import FrameSpec
 from framepipe.limits import Limit
 from framepipe.planned import KINDS, Plan, PlannedSource, RulesOfThumb
 from framepipe.redact import redact
+from framepipe.sink import Sink
 from framepipe.source import Source
 from framepipe.stage import Stage
 from framepipe.stager import HostMemory, StagingOptions
@@ -64,9 +66,9 @@ def plan(
         setup = parts.make_setup(place.device, options, workers, outputs)
         setup = replace(setup, deferred=place.kind == "simulated")
         memory = parts.make_device_memory(device_memory)
-        return _Planner(place, setup, prepared, wanted, memory, rules or RulesOfThumb()).plan(
-            [parts.make_source(source) for source in sources]
-        )
+        planner = _Planner(place, setup, prepared, wanted, memory, rules or RulesOfThumb())
+        planner.unplanned = _unplanned(place.kind, outputs)
+        return planner.plan([parts.make_source(source) for source in sources])
     finally:
         place.device.close()
 
@@ -89,7 +91,15 @@ def _place(name: str) -> _Place:
         choice = select.choose(name)
         return _Place(choice.kind, choice.make(), choice.why, number=choice.number)
     except (DeviceUnavailableError, DeviceError) as error:
-        return _Place("cuda", SimulatedDevice(), "asked for", str(error))
+        return _Place("cuda", SimulatedDevice(), "auto" if name == "auto" else "asked for", str(error))
+
+
+def _unplanned(kind: str, sinks: Sequence[Sink]) -> list[str]:
+    """What takes memory that nobody can tell beforehand."""
+    found = ["what FFmpeg's decoders and encoders keep for themselves (host memory; decoding takes no video memory)"]
+    on_gpu = sorted({codec for sink in sinks if (codec := str(getattr(sink, "codec", ""))).endswith("_nvenc")})
+    found += [f"sessions of {codec}, one for each file that is written at a time (video memory)" for codec in on_gpu]
+    return [*found, "CUDA's own context and kernels (video memory)"] if kind == "cuda" else found
 
 
 class _Planner:
@@ -107,6 +117,7 @@ class _Planner:
         self.place, self.setup, self.stages, self.wanted = place, setup, stages, wanted
         self.memory, self.rules = memory, rules
         self.notes: list[str] = [place.missing] if place.missing else []
+        self.unplanned: list[str] = []
         self.chains: dict[FrameSpec, Chain] = {}
 
     def plan(self, sources: list[Source]) -> Plan:
@@ -134,7 +145,7 @@ class _Planner:
             device=self._device(),
             staging={
                 "strategy": self.setup.options.strategy,
-                "slots": self.setup.slots(largest) if chains else None,
+                "slots": self.setup.slots([spec.nbytes for spec in self.chains]) if chains else None,
                 "depth": self.setup.options.depth,
                 "batch": self.setup.options.batch,
             },
@@ -144,6 +155,7 @@ class _Planner:
             knobs=[*budget.knobs(chains, self.setup, counts), *self._other_knobs(chains, counts)] if chains else [],
             rules=self.rules.of(needs, self.setup, largest) if chains else [],
             notes=self.notes,
+            unplanned=self.unplanned,
             refusal=refusal,
         )
 
@@ -171,8 +183,12 @@ class _Planner:
                 with self.place.device.bound():
                     stage.open(self.place.device)
             except Exception as error:
-                raise ConfigError(f"stage {stage.id!r} cannot be opened to be planned: {error}") from error
-            opened.append(stage.close)
+                told = f"stage {stage.id!r} cannot be opened to be planned: {error}"
+                if not self.place.missing:
+                    raise ConfigError(told) from error
+                self.notes.append(told)  # it may be the GPU that it misses
+            else:
+                opened.append(stage.close)
 
     # -- sources ------------------------------------------------------------------------------------------------
 
@@ -248,10 +264,9 @@ class _Planner:
                     yield knob
 
     def _smaller(self, counts: Mapping[FrameSpec, int]) -> list[Need]:
-        half = {
-            replace(spec, width=max(2, spec.width // 2), height=max(2, spec.height // 2)): n
-            for spec, n in counts.items()
-        }
+        half: Counter[FrameSpec] = Counter()
+        for spec, number in counts.items():
+            half[replace(spec, width=max(2, spec.width // 2), height=max(2, spec.height // 2))] += number
         return budget.needs([self._planned(spec) for spec in half], self.setup, half)
 
     def _staged(self, name: str, chains: Sequence[Chain], counts: Mapping[FrameSpec, int]) -> list[Need]:

@@ -66,7 +66,8 @@ class Plan:
     """What a run would take (``needs``), and what there is (``limits``).
 
     ``exceeded`` are the limits that it would go beyond. ``device`` and ``staging`` are as in a run's report. ``rules``
-    are pairs of words and bytes, of the rules of thumb; ``notes`` what could not be found out.
+    are pairs of words and bytes, of the rules of thumb; ``notes`` what could not be found out, ``unplanned`` what else
+    takes memory.
     """
 
     device: Mapping[str, Any]
@@ -77,6 +78,7 @@ class Plan:
     knobs: Sequence[Knob] = ()
     rules: Sequence[tuple[str, int]] = ()
     notes: Sequence[str] = ()
+    unplanned: Sequence[str] = ()
     refusal: str | None = None
     """What a memory model would not page-lock, in its words."""
 
@@ -114,6 +116,7 @@ class Plan:
             "rules_of_thumb": [{"rule": rule, "bytes": nbytes} for rule, nbytes in self.rules],
             "refusal": self.refusal,
             "notes": list(self.notes),
+            "unplanned": list(self.unplanned),
         }
 
 

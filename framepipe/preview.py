@@ -9,7 +9,7 @@ from typing import Any
 from framepipe import pixfmt
 from framepipe.container import ContainerStream
 from framepipe.decode import DecodePool
-from framepipe.errors import FramepipeError, SourceError
+from framepipe.errors import SourceError
 from framepipe.feed import Feed
 from framepipe.filling import select
 from framepipe.frame import FrameSpec
@@ -49,7 +49,7 @@ def by_header(feed: Feed) -> FrameSpec | None:
         return known
     try:
         stream = feed.source.open(lambda: False)
-    except (FramepipeError, OSError):
+    except Exception:
         return None  # a run tells
     try:
         return _of_header(stream) if isinstance(stream, ContainerStream) else None

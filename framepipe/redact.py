@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import unquote
 
 HIDDEN = "***"
@@ -31,6 +33,14 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 
+# A folder begins behind a blank, a bracket or an equals sign, so that neither an address nor a fraction is one. Blanks
+# are part of it between quotes, where it is known to end. What is below /proc/self is no machine's own.
+_ROOT = r"(?:file://)?(?:[A-Za-z]:)?(?:\\\\|/|\\)(?!proc/self/)"
+_FOLDERS = re.compile(
+    rf"(?<=['\"]){_ROOT}(?=[^\s/\\])(?:[^'\"/\\]+[/\\])*"
+    rf"|(?<![^\s=(\[{{,]){_ROOT}(?=[^\s/\\])(?:[^\s:'\",;(){{}}\[\]/\\]+[/\\])*"
+)
+
 
 def redact(text: object) -> str:
     """``text`` with every credential in it replaced by ``***``: in addresses, queries, headers and options.
@@ -51,6 +61,17 @@ def redact(text: object) -> str:
         out = _HEADER.sub(rf"\1{HIDDEN}", out)
         out = _TEXT.sub(rf"\1{HIDDEN}", out)
     return out
+
+
+def without_folders(value: Any) -> Any:
+    """``value``, any JSON, with the folder of every absolute path in its texts as ``…``: what is passed on names no
+    folder of a machine.
+    """
+    if isinstance(value, str):
+        return _FOLDERS.sub("…/", value)
+    if isinstance(value, Mapping):
+        return {key: without_folders(each) for key, each in value.items()}
+    return [without_folders(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _parameter(found: re.Match[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
 import random
@@ -136,8 +137,7 @@ def _clean(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
-    import av
+    """Versions of what a result depends on, but for PyAV and FFmpeg where PyAV cannot be imported."""
     import numpy as np
 
     from framepipe import __version__
@@ -145,12 +145,15 @@ def versions() -> dict[str, str]:
     found = {
         "framepipe": __version__,
         "python": platform.python_version(),
-        "av": av.__version__,
         "numpy": np.__version__,
         "os": platform.platform(),
     }
-    for name, number in av.library_versions.items():
-        found[name] = ".".join(str(part) for part in number)
+    with contextlib.suppress(ImportError):
+        import av
+
+        found["av"] = av.__version__
+        for name, number in av.library_versions.items():
+            found[name] = ".".join(str(part) for part in number)
     return found
 
 

@@ -31,6 +31,8 @@ class Retake:
         self._nbytes = 0
         self._shown: Counter[int | None] = Counter()  # by pts, of which damage may bring one twice
         self._began = False
+        self._first_came = False
+        """The key frame of packets[0] was shown, or it is none."""
         self._too_many = False
         self._tail = threads + _REORDERED
 
@@ -40,6 +42,8 @@ class Retake:
             return
         if packet.is_keyframe and self.packets:
             self._keys.append((self._first + len(self.packets), packet.pts))
+        elif not self.packets:
+            self._first_came = not packet.is_keyframe
         self.packets.append(packet)
         self._nbytes += packet.size
         if self._nbytes > _HELD_NBYTES:
@@ -48,8 +52,10 @@ class Retake:
 
     def came(self, frame: Any) -> None:
         """The decoder has shown ``frame``."""
-        if frame.key_frame and self._keys and not self._too_many:
-            self._forget(frame.pts)
+        if frame.key_frame and not self._too_many:
+            if self._keys and (self._first_came or frame.pts is not None):
+                self._forget(frame.pts)
+            self._first_came = True  # without time stamps the first key frame shown is the first one sent
         self._shown[frame.pts] += 1
 
     @property

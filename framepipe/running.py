@@ -85,6 +85,8 @@ class Runner:
         self._timing: list[tuple[str, Timer]] | None = None
         self._on_host = set(on_host)
         self._back: dict[FrameSpec, list[str]] = {}
+        self._planned: dict[Any, list[budget.BackBlocks]] = {}
+        """By sizes of a chain's arrays, what is reserved to read them back to."""
         self.uploaded = 0
         self.waited_s = 0.0
         self.ran_s = 0.0
@@ -123,7 +125,7 @@ class Runner:
     def enqueue(self, link: Link, batch: Batch, known: dict[str, Any], stream: Stream) -> None:
         """Enqueue one stage on ``stream``; ``known`` maps names to the arrays it may touch and is added to."""
         try:
-            outs = link.outs(self.device, len(batch), stream)
+            outs = link.outs(self.device, len(batch), stream, self.stager.batch)
         except (DeviceError, MemoryError) as error:
             raise stage_error(link.stage, batch, error) from error
         reads = [known[name] for name in link.stage.reads if name in known]
@@ -149,7 +151,7 @@ class Runner:
             chain, new = self.chains.get(spec)
             self.chain = chain
             if new:
-                self._settle(token, chain, len(slot.items))
+                self._settle(token, chain)
         for item in slot.items:
             self.chains.note(item.source, spec)
         half = self._batches % self.depth
@@ -205,7 +207,7 @@ class Runner:
             self.waited_s += time.perf_counter() - began
             return token
 
-    def _settle(self, mine: Token, chain: Chain, batch: int) -> None:
+    def _settle(self, mine: Token, chain: Chain) -> None:
         """A spec not seen before: device memory is planned with nothing else in flight."""
         spec = chain.spec
         others = self.tokens.gather()
@@ -214,13 +216,18 @@ class Runner:
         for consumed in self.consumed:
             consumed.synchronize()
         self.stager.plan_device(spec)
-        self.device.trim()
+        sizes = budget.sizes(chain)
+        new = sizes not in self._planned  # else what there is fits
+        if new:
+            self._unreserve()
+            self.device.trim()
+            self._planned[sizes] = []
         if not self.device.host_shared:
-            self._plan_read_back(chain)
+            self._plan_read_back(chain, reserve=new)
         for token in others:
             self.tokens.put(token)
         if self.stager.holds_frames and self.device.host_shared:
-            for number in range(len(self.tokens), affordable(2 * spec.nbytes * batch)):
+            for number in range(len(self.tokens), affordable(2 * spec.nbytes * self.stager.batch)):
                 self.tokens.add(Token(self.device.event(f"done {number}")))
 
     def _read_back(
@@ -240,12 +247,20 @@ class Runner:
         memory = self.device.host_output((max(n, self.stager.batch), *array.shape), array.dtype, f"read-back of {name}")
         return memory if len(memory) == n else memory[:n]
 
-    def _plan_read_back(self, chain: Chain) -> None:
+    def _plan_read_back(self, chain: Chain, *, reserve: bool) -> None:
         """Page-lock what results are read back to, before the first batch needs it."""
         blocks = budget.read_back(chain, self._on_host, self.stager.batch, len(self.tokens))
         self._back[chain.spec] = [block.name for block in blocks if block.beside]
-        for block in blocks:
-            self.device.host_reserve(block.nbytes, block.blocks, f"read-back of {block.name}")
+        if reserve:
+            self._planned[budget.sizes(chain)] = blocks
+            for block in blocks:
+                self.device.host_reserve(block.nbytes, block.blocks, f"read-back of {block.name}")
+
+    def _unreserve(self) -> None:
+        """Keep nothing page-locked for sizes that no source has any more: a folder of pictures may have many."""
+        for sizes in self._planned.keys() - set(map(budget.sizes, self.chains.in_use)):
+            for block in self._planned.pop(sizes):
+                self.device.host_unreserve(block.nbytes, block.blocks)
 
 
 def count(item: Item, book: str, reason: str) -> None:

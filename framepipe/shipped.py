@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.resources
 from pathlib import Path
 
-from framepipe.errors import ConfigError, OutputExistsError
+from framepipe.errors import ConfigError, FramepipeError, OutputExistsError
 from framepipe.registry import did_you_mean
 
 KINDS = ("pipelines", "samples")
+_NOT_SHIPPED = (".", "__pycache__", "reports")
+"""How files and folders begin that stay in a checkout; reports are there to be read, and large."""
 
 
 def folder(kind: str) -> Path | None:
@@ -38,6 +40,10 @@ def find(name: str) -> Path:
         return path
     if name in known:
         return known[name]
+    if "://" in name:
+        raise ConfigError(
+            f"{name}: is no pipeline file; an address goes with --source, as in 'run motion --source URL'"
+        )
     hint = did_you_mean(name.removesuffix(".yaml"), known)
     raise ConfigError(f"{name}: no such file, and no shipped pipeline of that name{hint}")
 
@@ -46,7 +52,7 @@ def write(target: Path, *, overwrite: bool = False) -> list[Path]:
     """Copy the shipped pipelines and samples below ``target``; the files written.
 
     Files that are there already with the same content are left alone. Raises `OutputExistsError` naming every other
-    one, before anything is written, unless ``overwrite``.
+    one, before anything is written, unless ``overwrite``; `FramepipeError` where a file cannot be written.
     """
     plan = {target / kind / file: content for kind in KINDS for file, content in _contents(kind).items()}
     fresh = {path: content for path, content in plan.items() if not _same(path, content)}
@@ -54,8 +60,11 @@ def write(target: Path, *, overwrite: bool = False) -> list[Path]:
     if taken and not overwrite:
         raise OutputExistsError(f"{', '.join(taken)}: exists already and differs; --overwrite replaces it")
     for path, content in fresh.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except OSError as error:
+            raise FramepipeError(f"{path}: cannot be written: {error.strerror or error}") from error
     return list(fresh)
 
 
@@ -68,7 +77,7 @@ def _contents(kind: str) -> dict[Path, bytes]:
     return {
         name: path.read_bytes()
         for name, path in inner.items()
-        if not any(part.startswith((".", "__pycache__")) for part in name.parts)
+        if not any(part.startswith(_NOT_SHIPPED) for part in name.parts)
     }
 
 

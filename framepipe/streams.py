@@ -90,7 +90,8 @@ class PixelAspects:
     """How wide and how high the pixels of a decoder's pictures are: a stream may change it at a key frame.
 
     No frame says it here. The decoder does, of the packet that it has decoded last: frame threads decode as many at a
-    time as they are, and the picture may be given out later than pictures of packets before it.
+    time as they are, and the picture may be given out later than pictures of packets before it. Without time stamps
+    the next key frame that is given out is taken for the one, which may be too early where several are on their way.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -98,12 +99,14 @@ class PixelAspects:
         self._coded = getattr(stream, "coded_aspect", None)
         self._sent: deque[int | None] = deque()
         """Time stamps of the packets that are being decoded."""
+        self._at_first = True
+        """The very first packet is one of these."""
         self._told: Any = None
-        self._last: tuple[int, int] | None = None
+        self._last = self._coded
         self._coming: deque[tuple[int | None, tuple[int, int]]] = deque()
         """Aspects, and the time stamps, if known, of the pictures that have them first."""
         self._begun = False
-        self._now: tuple[int, int] | None = None
+        self._now: tuple[int, int] | None = self._coded
 
     def decoded(self, decoder: Any, packet: Any) -> bool:
         """Look what came of a packet, or of a flush (None), before its pictures go on.
@@ -116,34 +119,36 @@ class PixelAspects:
             self._sent.append(packet.pts)
             while len(self._sent) > max(1, decoder.thread_count):
                 self._sent.popleft()
+                self._at_first = False
         told = decoder.sample_aspect_ratio
-        if self._last is not None and told == self._told:
+        if told == self._told:
             return True
         self._told = told
-        before, self._last = self._last or self._coded, _pair(told)
-        self._coming.append((self._sent[0] if packet is not None else None, self._last))
-        return packet is not None or self._last == before
-
-    def restart(self) -> None:
-        """Another decoder goes on with the pictures, from a key frame that may have been shown."""
-        self._sent.clear()
-        self._coming.clear()
-        self._last = None
+        before, self._last = self._last, _pair(told)
+        if self._last == before:
+            return True
+        if packet is None:
+            self._coming.append((None, self._last))
+            return False
+        if self._at_first:
+            self._now = self._last
+        else:
+            self._coming.append((self._sent[0], self._last))
+        return True
 
     def of(self, frame: Any) -> tuple[int, int]:
-        """That of the next picture."""
-        while self._coming:
+        """That of the next picture that the decoder gave out."""
+        first, self._begun = not self._begun, True
+        while self._coming and frame.key_frame:
             start, aspect = self._coming[0]
-            later = start is None or frame.pts is None or frame.pts >= start
-            if self._begun and not (later and frame.key_frame):
+            timed = start is not None and frame.pts is not None
+            if frame.pts < start if timed else first:
                 break
-            self._begun = True
             self._coming.popleft()
-            self._now = None if aspect == self._coded else aspect
-            if start is None or frame.pts is None:
+            self._now = aspect
+            if not timed:
                 break  # the next is for another picture
-        self._begun = True
-        return self._now or self._stream.sample_aspect
+        return self._stream.sample_aspect if self._now is None or self._now == self._coded else self._now
 
 
 def alpha_decoder(stream: Any) -> str | None:

@@ -23,8 +23,8 @@ class TierState:
 
     ``pinned_bytes`` of ``bytes`` are page-locked. ``made`` and ``reused`` count blocks handed out since the start (None
     where that is the ring's business), ``returned_bytes`` what went back to the system. ``peak_in_use_bytes`` is exact
-    in one thread; several that take and drop at the same moment may make it a block more. ``cap_bytes`` is the most
-    that is kept, None without a limit, and ``align`` what addresses are multiples of (None: as they come).
+    in one thread; several that take and drop at the same moment may make it a block more. ``align`` is what addresses
+    are multiples of (None: as they come).
     """
 
     bytes: int
@@ -39,7 +39,6 @@ class TierState:
     returned_bytes: int
     peak_bytes: int
     peak_in_use_bytes: int
-    cap_bytes: int | None
     align: int | None
 
     @property
@@ -82,8 +81,7 @@ class HotTier:
             return TierState(
                 bytes=self._nbytes, blocks=self._blocks, in_use_bytes=self._nbytes, in_use_blocks=self._blocks,
                 free_bytes=0, free_blocks=0, pinned_bytes=pinned_nbytes, made=self._made, reused=None,
-                returned_bytes=self._returned, peak_bytes=self._peak, peak_in_use_bytes=self._peak, cap_bytes=None,
-                align=None,
+                returned_bytes=self._returned, peak_bytes=self._peak, peak_in_use_bytes=self._peak, align=None,
             )  # fmt: skip
 
 
@@ -91,37 +89,32 @@ class ColdTier(RecyclingPool):
     """Host memory for large and rare buffers (results read back, batches, chunks): page-locked where there is a GPU.
 
     Blocks are of exact sizes, which never share, and begin at multiples of ``align`` bytes, a power of two of at least
-    256. ``empty`` never blocks: with every block held it makes a new one. Beyond ``cap_nbytes``, which may be changed
-    at any time, what it makes is pageable and goes as soon as it is dropped. Any thread may call anything.
+    256. ``empty`` never blocks: with every block held it makes a new one. Any thread may call anything.
 
-    ``make(nbytes, owner, pinned)`` gets a block and ``free(block)`` gives it back; no lock is held in either. A refused
+    ``make(nbytes, owner)`` gets a block and ``free(block)`` gives it back; no lock is held in either. A refused
     page-lock is the maker's to tell, and the block is pageable then. Raises ValueError for an alignment that is none.
     """
 
     def __init__(
         self,
-        make: Callable[[int, str, bool], np.ndarray],
+        make: Callable[[int, str], np.ndarray],
         free: Callable[[np.ndarray], None],
         *,
         align: int = ALIGN,
-        cap_nbytes: int | None = None,
         dropped: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         check_align(align)
-        super().__init__(lambda nbytes, owner: make(nbytes, owner, True), free, dropped)
+        super().__init__(make, free, dropped)
         self.align = align
-        self.cap_nbytes = cap_nbytes
-        self._make_block = make
         # Guards the numbers below, each changed by one `+=`; re-entrant, because memory may be dropped by the
         # collector, anywhere. What is dropped goes to its free list without it.
         self._lock = threading.RLock()
         self._sizes: defaultdict[int, int] = defaultdict(int)  # blocks that there are, held and free
         self._reserved: defaultdict[int, int] = defaultdict(int)
-        self._extra: set[int] = set()  # addresses of blocks beyond the cap
         self._nbytes = self._peak = self._peak_in_use = self._reused = self._returned = 0
 
     def reserve(self, nbytes: int, count: int, owner: str = "") -> int:
-        """Make ``count`` blocks of ``nbytes`` now, to be there until `close`; as many as the cap allows.
+        """Make ``count`` blocks of ``nbytes`` now, which `give_back` leaves there; none in a tier that is closed.
 
         Returns how many.
         """
@@ -130,8 +123,13 @@ class ColdTier(RecyclingPool):
             self._reserved[nbytes] += made
         return made
 
+    def unreserve(self, nbytes: int, count: int) -> None:
+        """Let `give_back` take ``count`` of the blocks of ``nbytes`` that were reserved."""
+        with self._lock:
+            self._reserved[nbytes] = max(0, self._reserved[nbytes] - count)
+
     def grow(self, count: int, nbytes: int | None = None, owner: str = "growth of the cold tier") -> int:
-        """Make ``count`` blocks more, of ``nbytes`` or of the size of which most is held; as many as the cap allows.
+        """Make ``count`` blocks more, of ``nbytes`` or of the size of which most is held.
 
         They stay until they are given back. Returns the bytes made: 0 in an empty tier without ``nbytes``.
         """
@@ -144,13 +142,18 @@ class ColdTier(RecyclingPool):
         size = self._most_wanted()
         return self.grow(nbytes // size, size) if size else 0
 
-    def give_back(self, *, reserved: bool = False) -> int:
-        """Give blocks that nobody holds back to the system, those that were reserved only if told to; bytes of them.
+    def give_back(self) -> int:
+        """Give blocks that nobody holds back to the system; bytes of them.
 
-        Nobody waits for them: what is wanted later is made again.
+        As many of a size stay as are reserved, with those that are held. Nobody waits for them: what is wanted later is
+        made again.
         """
-        keep = {} if reserved or self._closed else self._reserved
-        return sum(self._shrink(free, keep.get(nbytes, 0)) for nbytes, free in list(self._free.items()))
+        with self._lock:
+            if self._closed:
+                self._reserved.clear()
+            unused = self._unused()
+            keep = {size: count - self._sizes[size] + unused.get(size, 0) for size, count in self._reserved.items()}
+        return sum(self._shrink(free, max(0, keep.get(nbytes, 0))) for nbytes, free in list(self._free.items()))
 
     @property
     def utilisation(self) -> float | None:
@@ -167,8 +170,7 @@ class ColdTier(RecyclingPool):
                 bytes=self._nbytes, blocks=blocks, in_use_bytes=self._nbytes - free_nbytes,
                 in_use_blocks=blocks - free_blocks, free_bytes=free_nbytes, free_blocks=free_blocks,
                 pinned_bytes=pinned_nbytes, made=self.made, reused=self._reused, returned_bytes=self._returned,
-                peak_bytes=self._peak, peak_in_use_bytes=self._peak_in_use, cap_bytes=self.cap_nbytes,
-                align=self.align,
+                peak_bytes=self._peak, peak_in_use_bytes=self._peak_in_use, align=self.align,
             )  # fmt: skip
 
     def _unused(self) -> dict[int, int]:
@@ -182,11 +184,13 @@ class ColdTier(RecyclingPool):
         return max(held, key=lambda size: held[size], default=0)
 
     def _add(self, nbytes: int, count: int, owner: str) -> int:
-        """New free blocks within the cap, one after another; how many there are."""
+        """New free blocks, one after another; how many there are."""
         for number in range(count):
-            if self._closed or not self._enter(nbytes, within=True):
+            if self._closed:
                 return number
-            self._free_list(nbytes).append(self._fresh(nbytes, owner, pinned=True))
+            self._free_list(nbytes).append(self._new(nbytes, owner))
+            if self._closed:  # looked at last: another thread may close just now
+                self.give_back()
         return count
 
     def _take(self, nbytes: int, owner: str) -> np.ndarray:
@@ -201,26 +205,12 @@ class ColdTier(RecyclingPool):
         return block
 
     def _new(self, nbytes: int, owner: str) -> np.ndarray:
-        if self._enter(nbytes, within=True):
-            return self._fresh(nbytes, owner, pinned=True)
-        self._enter(nbytes, within=False)
-        block = self._fresh(nbytes, owner, pinned=False)
-        self._extra.add(block.ctypes.data)
-        return block
-
-    def _enter(self, nbytes: int, *, within: bool) -> bool:
-        """Count a block that is about to be made, unless it is to be within the cap and is not."""
+        """A block of the maker's; not counted any more where that fails."""
         with self._lock:
-            if within and self.cap_nbytes is not None and self._nbytes + nbytes > self.cap_nbytes:
-                return False
             self._nbytes += nbytes
             self._sizes[nbytes] += 1
-            return True
-
-    def _fresh(self, nbytes: int, owner: str, *, pinned: bool) -> np.ndarray:
-        """A block of the maker's; not counted any more where that fails."""
         try:
-            block = self._make_block(nbytes, owner, pinned)
+            block = super()._new(nbytes, owner)
         except BaseException:
             self._leave(nbytes)
             raise
@@ -233,16 +223,6 @@ class ColdTier(RecyclingPool):
         with self._lock:
             self._nbytes -= nbytes
             self._sizes[nbytes] -= 1
-
-    def _give(self, block: np.ndarray) -> None:
-        address = block.ctypes.data
-        if address not in self._extra:
-            super()._give(block)
-            return
-        if self._dropped is not None:
-            self._dropped(block)
-        self._extra.discard(address)
-        self._let_go(block)
 
     def _let_go(self, block: np.ndarray) -> None:
         nbytes = block.nbytes

@@ -32,7 +32,7 @@ class Tokens:
         self._lock = threading.Lock()  # guards the rest; nobody waits inside
         self._all = 0
         self._held: list[Token] = []
-        self._hold = 0
+        self._most: int | None = None
         self._gathering = False
         for token in tokens:
             self.add(token)
@@ -42,10 +42,10 @@ class Tokens:
         return self._all
 
     def add(self, token: Token) -> None:
-        """One more, free."""
+        """One more, free unless so many go round that it is held back."""
         with self._lock:
             self._all += 1
-        self._free.put(token)
+        self.put(token)
 
     def get_nowait(self) -> Token:
         """A free one. Raises `queue.Empty`."""
@@ -58,20 +58,27 @@ class Tokens:
     def put(self, token: Token) -> None:
         """Give one back."""
         with self._lock:
-            if not self._gathering and len(self._held) < self._hold:
+            if not self._gathering and len(self._held) < self._surplus():
                 self._held.append(token)
                 return
         self._free.put(token)
 
-    def hold(self, number: int) -> None:
-        """Hold ``number`` of them back from now on, but `LEAST`; those in use once they are back. Any thread."""
+    def limit(self, most: int | None) -> None:
+        """Have ``most`` of them go round from now on, but `LEAST` in any case, or all. Any thread.
+
+        The others are held back, those in use once they are back.
+        """
         with self._lock:
-            self._hold = max(0, min(number, self._all - LEAST))
-            while len(self._held) > self._hold:
+            self._most = most
+            while len(self._held) > self._surplus():
                 self._free.put(self._held.pop())
             with suppress(Empty):
-                while not self._gathering and len(self._held) < self._hold:
+                while not self._gathering and len(self._held) < self._surplus():
                     self._held.append(self._free.get_nowait())
+
+    def _surplus(self) -> int:
+        """Lock held: how many are to be held back."""
+        return 0 if self._most is None else max(0, self._all - max(self._most, LEAST))
 
     def gather(self) -> list[Token]:
         """All but the one that the caller has, waited for; also those held back. `put` gives each of them back."""

@@ -191,6 +191,13 @@ def damaged(folder: Path, r: random.Random) -> tuple[str, str, bytes]:
 # -- a child -----------------------------------------------------------------------------------------------------------
 
 
+def _to_the_end(container: Any, stream: Any) -> Iterator[Any]:
+    """The packets, and None where they end in an error: what the decoder still holds is whole."""
+    with contextlib.suppress(av.FFmpegError, OSError):
+        yield from container.demux(stream)
+    yield None
+
+
 def count_plainly(path: Path) -> int | None:
     """How many pictures PyAV alone finds with one thread, damaged packets passed over; None where it opens nothing."""
     count = in_row = 0
@@ -202,15 +209,14 @@ def count_plainly(path: Path) -> int | None:
             if stream.codec_context is None:
                 return None
             stream.codec_context.thread_type, stream.codec_context.thread_count = "NONE", 1
-            with contextlib.suppress(av.FFmpegError, OSError):
-                for packet in c.demux(stream):  # of what comes behind the flush packet PyAV may read beyond its list
-                    try:
-                        count += len(stream.codec_context.decode(packet if packet.size else None))
-                        in_row = 0
-                    except (av.FFmpegError, ValueError):
-                        in_row += 1
-                    if in_row > GIVE_UP or not packet.size:
-                        break
+            for packet in _to_the_end(c, stream):  # of what comes behind the flush packet PyAV may read beyond its list
+                try:
+                    count += len(stream.codec_context.decode(packet if packet is not None and packet.size else None))
+                    in_row = 0
+                except (av.FFmpegError, ValueError):
+                    in_row += 1
+                if in_row > GIVE_UP or packet is None or not packet.size:
+                    break
     except (av.FFmpegError, OSError, ValueError):
         return None
     return count

@@ -130,6 +130,12 @@ def test_b05_untagged_is_601_below_720_lines_and_709_from_there(tmp_path, device
         assert all(frame.meta["picture"] == known for frame in seen.frames)
 
 
+def test_b05_what_somebody_does_to_meta_is_in_no_other_picture():
+    frames = see(FrameList(frames=[solid(RED_601), solid(RED_601)])).frames
+    frames[0].meta["picture"]["assumed"].clear()
+    assert frames[1].meta["picture"]["assumed"] == ["matrix", "range"] == frames[0].spec.notes["assumed"]
+
+
 def test_b05_what_is_said_is_not_in_meta():
     plain = tagged(solid(RED_601), {"colorspace": SMPTE170M, "color_range": LIMITED})
     assert all("picture" not in frame.meta for frame in see(FrameList(frames=[plain])).frames)

@@ -214,6 +214,24 @@ def test_frame_threads_lose_nothing_behind_a_damaged_packet(folder, tmp_path, na
         assert (seen, report.frames["packet_errors"]) == right, threads
 
 
+@pytest.mark.parametrize(("gop", "bframes"), [(1, 0), (2, 0), (3, 2)])
+def test_nor_where_key_frames_without_time_stamps_follow_closely(tmp_path, gop, bframes):
+    """The next ones are at work before the first has come."""
+    with av.open(str(make_clip(tmp_path / "whole.264", 40, gop=gop, bframes=bframes, container="h264"))) as opened:
+        whole = [bytes(packet) for packet in opened.demux(video=0) if packet.size]
+    for number in (1, 19, 20, 21, 22, 38):
+        packet = bytearray(whole[number])
+        head = packet.rindex(b"\0\0\1") + 4  # of the slice
+        packet[head : head + 6] = b"\xff" * 6
+        path = tmp_path / f"{number}.264"
+        path.write_bytes(b"".join([*whole[:number], packet, *whole[number + 1 :]]))
+        right, errors = truth(path)
+        assert errors == 1
+        for threads in (2, 4):
+            report, seen = run(path, "frame", threads)
+            assert (len(seen), report.frames["packet_errors"]) == (len(right), errors), (number, threads)
+
+
 def test_packets_beyond_a_bound_are_not_kept(folder, tmp_path, monkeypatch):
     """Then the tail is lost, and that is all."""
     path = cut(folder, tmp_path, "first.mp4", 25, 7)

@@ -299,9 +299,12 @@ def test_b53_the_shape_of_pixels_changes_while_deinterlacing(tmp_path, decode):
 
 
 @DECODE
-def test_b53_the_shape_of_pixels_changes_without_time_stamps(tmp_path, decode):
-    clip = _reshaped(tmp_path, "libx264", suffix=".h264", container="h264")
-    assert _aspects(see(clip, decode=decode)) == [aspect for aspect in ASPECTS for _ in range(12)]
+@pytest.mark.parametrize(("codec", "container"), [("libx264", "h264"), ("libx265", "hevc")])
+@pytest.mark.parametrize(("counts", "bframes"), [((12, 12, 12), 2), ((1, 12, 12), 2), ((1, 8, 8), 0), ((12, 8, 1), 0)])
+def test_b53_the_shape_of_pixels_changes_without_time_stamps(tmp_path, decode, codec, container, counts, bframes):
+    clip = _reshaped(tmp_path, codec, counts, bframes, suffix=f".{container}", container=container)
+    right = [aspect for aspect, count in zip(ASPECTS, counts, strict=True) for _ in range(count)]
+    assert _aspects(see(clip, decode=decode)) == right
 
 
 @DECODE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 import typer.main
 
 import framepipe
-from framepipe import cli, registry
+from framepipe import cli, hardware, registry
+from framepipe.doctor import examination
 from framepipe.probe import bandwidth, churn, pinned
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +44,8 @@ def offences(text: str) -> Iterator[str]:
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         name = getattr(node, "attr", None) or (node.id if isinstance(node, ast.Name) else None)
+        if isinstance(node, ast.alias):  # whatever it is called afterwards
+            name = node.name.rsplit(".", 1)[-1]
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
             name = node.value  # that is looked up by getattr, or by ctypes
         if isinstance(name, str) and (RESETS.fullmatch(name) or name in WRITES or SETS.fullmatch(name)):
@@ -53,8 +57,10 @@ def offences(text: str) -> Iterator[str]:
 def _programs(node: ast.Call | ast.List | ast.Tuple) -> Iterator[str]:
     """A program in a call or an argument list: any but nvidia-smi, and nvidia-smi with more than questions."""
     parts = node.args if isinstance(node, ast.Call) else node.elts
-    words = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-    named = [word for word in words if word.split(" ")[0].lower() in PROGRAMS]
+    # Of an f-string the beginning, which names the program.
+    starts = [part.values[0] if isinstance(part, ast.JoinedStr) and part.values else part for part in parts]
+    words = [part.value for part in starts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    named = [word for word in words if re.split(r"[/\\]", word.split(" ")[0].lower())[-1] in PROGRAMS]
     for word in named:
         rest = [*word.split(" ")[1:], *(other for other in words if other is not word)]
         if not word.lower().startswith("nvidia-smi") or not all(READS.fullmatch(each) for each in rest):
@@ -81,6 +87,9 @@ def test_no_device_is_reset_no_registry_edited_no_driver_model_switched():
         "subprocess.run(['nvidia-smi', '--gpu-reset', '-i', '0'])",
         "subprocess.run(['nvidia-smi', '-r'])",
         "os.system('nvidia-smi -r')",
+        "os.system(f'nvidia-smi -dm {model}')",
+        "subprocess.run(['C:/Windows/System32/nvidia-smi.exe', '-dm', '1'])",
+        "from pynvml import nvmlDeviceSetDriverModel as choose",
         "subprocess.run(('reg', 'add', 'HKLM'))",
         "subprocess.run(['taskkill', '/pid', '7'])",
     ],
@@ -105,7 +114,24 @@ def test_what_is_allowed(line):
 def test_reading_the_registry_is_all_there_is():
     users = [path for path in SOURCES if "winreg" in path.read_text(encoding="utf-8")]
     called = {name for path in users for name in re.findall(r"module\.(\w+)\(", path.read_text(encoding="utf-8"))}
-    assert called <= {"OpenKey", "QueryValueEx"}
+    assert called == {"OpenKey", "QueryValueEx"}
+
+
+def test_programs_are_only_asked(monkeypatch):
+    asked = []
+
+    def ask(*command: str, timeout_s: float = 15) -> hardware.Answer:
+        asked.append(command)
+        return hardware.Answer(None, "it is not there")
+
+    monkeypatch.setattr(hardware, "ask", ask)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(hardware, "kernel_driver", lambda: None)
+    examination.facts()
+    hardware.driver_version()
+    smi = [command for command in asked if command[0] != sys.executable]
+    assert len(smi) >= 3
+    assert all(command[0] == "nvidia-smi" and all(map(READS.fullmatch, command[1:])) for command in smi)
 
 
 # -- the page --

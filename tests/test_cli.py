@@ -380,8 +380,8 @@ def test_the_closing_words():
         "decoded 60: 8 skipped (every 6, end 2), 2 dropped (stopped), 1 damaged packet",
         "device        cpu, Some CPU (auto: CuPy is not installed)",
         "staging       direct",
-        "bottleneck    writing the results: everything before it waited; try a faster",
-        "              codec or preset, or write less",
+        "bottleneck    collecting, drawing and writing the results: everything before it",
+        "              waited; try a faster codec or preset, or do less there",
         "warning: no sound",
         "warning: door: time stamps go back",
         "wrote x.jsonl (1.5 kB)",
@@ -673,6 +673,15 @@ def test_a_reader_of_stdout_that_leaves_early_is_no_traceback(monkeypatch, capsy
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("argv", [["--help"], ["probe", "--help"]])
+def test_what_a_command_does_is_said_in_a_line(argv, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(argv) == 0
+    commands = capsys.readouterr().out.split("Commands:\n")[1].splitlines()
+    assert len(commands) >= 3
+    assert [line for line in commands if line.endswith("...") or not line.endswith(".")] == []
+
+
 # -- shipped pipelines --
 
 
@@ -706,6 +715,8 @@ def test_a_shipped_pipeline_is_found_by_name_and_a_file_wins(checkout):
         shipped.find("moton.yaml")
     with pytest.raises(ConfigError):
         shipped.find("other")
+    with pytest.raises(ConfigError, match="is no pipeline file; an address goes with --source"):
+        shipped.find("rtsp://camera/1")
 
 
 def test_in_a_checkout_the_folders_beside_the_package_are_the_shipped_ones(checkout):
@@ -718,6 +729,9 @@ def test_in_a_checkout_the_folders_beside_the_package_are_the_shipped_ones(check
 
 
 def test_init_writes_what_is_shipped_and_nothing_over_other_files(checkout, capsys):
+    report = checkout / "_shipped" / "samples" / "reports" / "bench.html"
+    report.parent.mkdir()
+    report.write_text("to be read, not tried", encoding="utf-8")
     assert cli.main(["init", "new"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == [str(Path("new/pipelines/motion.yaml")), str(Path("new/samples/a.mp4"))]
@@ -732,6 +746,11 @@ def test_init_writes_what_is_shipped_and_nothing_over_other_files(checkout, caps
     assert cli.main(["init", "new", "--overwrite"]) == 0
     assert Path("new/samples/a.mp4").read_text(encoding="utf-8") == "film"
     assert cli.main(["init", "p.yaml"]) == 2
+    capsys.readouterr()
+    assert cli.main(["init", "p.yaml/new"]) == 1
+    told = capsys.readouterr().err
+    assert "cannot be written: Not a directory" in told or sys.platform == "win32"
+    assert "This is a bug" not in told
 
 
 # -- processes --

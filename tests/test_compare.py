@@ -276,8 +276,9 @@ def test_the_tolerance_of_the_command_line(saved):
     [
         ("no json", "is not JSON"),
         ("[]", "neither a bench"),
-        ('{"schema": "framepipe.bench/9"}', "but 'framepipe.bench/9'"),
-        (json.dumps(run_report()), "cannot be compared"),
+        ("{}", "it has no schema"),
+        ('{"schema": "framepipe.bench/9"}', "its schema is 'framepipe.bench/9'"),
+        (json.dumps(run_report()), "framepipe.run/1 cannot be compared: give two records of one kind"),
         ('{"schema": "framepipe.bench/1", "cells": []}', "nothing in common"),
         ('{"schema": "framepipe.bench/1", "cells": [{}]}', "not as its schema says"),
         ('{"schema": "framepipe.bench/1"}', "not as its schema says"),

@@ -443,6 +443,22 @@ def test_anything_but_utf_8_says_how_to_save_it(data):
     assert found.startswith("p.yaml:")
 
 
+@pytest.mark.parametrize("data", [b"\0\0\0\x20ftypisom\xb1", b"x" * ((1 << 22) + 1)], ids=["binary", "large"])
+def test_a_video_in_place_of_a_pipeline_says_where_it_goes(tmp_path, data):
+    (tmp_path / "a.mp4").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"a\.mp4: is no pipeline file; a video goes with --source"):
+        load(tmp_path / "a.mp4")
+
+
+def test_a_folder_in_place_of_a_pipeline(tmp_path, monkeypatch):
+    def denied(*args, **options):
+        raise PermissionError(13, "Permission denied")  # so does Windows
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(ConfigError, match="is a folder, not a pipeline file"):
+        load(tmp_path)
+
+
 def test_a_line_of_tabs_says_every_line():
     assert problems("version: 1\nsources:\n\t- a\n\t- b\n") == [
         "p.yaml:3: a tab; YAML is indented with spaces (lines 3, 4)"

@@ -11,7 +11,7 @@ import av
 import pytest
 from conftest import footage, make_clip
 
-from framepipe.container import Cutter
+from framepipe.cutting import Cutter
 from framepipe.decode import DecodePool
 from framepipe.decoding import MISSES
 from framepipe.feed import Feed

@@ -48,6 +48,13 @@ def test_a_context_is_pushed_and_popped_with_the_interpreter_lock_held():
     assert Driver.calls == ["free init", "free device", "free retain", *["held push", "held pop"] * 2]
 
 
+def test_to_see_whether_there_is_a_driver_does_not_begin_cuda(monkeypatch):
+    assert _current.driver_is_there()
+    assert Driver.calls == []
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
+    assert not _current.driver_is_there()
+
+
 @pytest.mark.parametrize("why", ["refused", "no library"])
 def test_otherwise_cupy_does_it(why, monkeypatch):
     Driver.refuses = True

@@ -91,9 +91,14 @@ def test_a_gpu_that_runs_a_kernel(fake):
     assert (select.choose("auto").kind, select.choose("cuda:1").number) == ("cuda", 1)
 
 
-def test_no_cupy(fake):
+@pytest.mark.parametrize(
+    ("there", "why"),
+    [(True, f"CuPy is not installed: {NEITHER}"), (False, "there is no NVIDIA driver on this machine")],
+)
+def test_no_cupy(fake, monkeypatch, there, why):
+    monkeypatch.setattr(select, "driver_is_there", lambda: there)
     fake(fails=ModuleNotFoundError("No module named 'cupy'", name="cupy"), packages=())
-    assert select.why_not() == f"CuPy is not installed: {NEITHER}"
+    assert select.why_not() == why  # nobody without a GPU is told to install what would not help
 
 
 def test_a_cupy_that_cannot_be_loaded(fake):

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -168,6 +169,15 @@ def test_a_gpu_and_its_memory(examined):
     assert found["advice"] == ["for the GPU: pip install cupy-cuda12x nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12"]
 
 
+def test_of_several_gpus_it_is_said_which_is_which(examined, monkeypatch):
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    two = examined(smi=H200 + LAPTOP.replace("0005", "0006"))
+    assert text(two, "devices").splitlines()[2].startswith("these numbers are nvidia-smi's; CUDA counts from")
+    assert "fastest" not in text(examined(smi=H200 + H200.replace("0005", "0006")), "devices")
+    about = {"gpu": {**MEASURED["machine"]["gpu"], "index": 1, "name": "NVIDIA H200"}, "cpu": "C"}
+    assert "measured on cuda:1, NVIDIA H200" in text(again(two, measured={**MEASURED, "machine": about}), "bus")
+
+
 def test_a_driver_that_does_not_know_a_field_is_asked_for_less(monkeypatch):
     asked = []
 
@@ -219,7 +229,7 @@ def test_driver_models_of_windows_now_and_later(examined, models, status, words)
 
 def test_elsewhere_there_are_no_driver_models(examined):
     found = examined(smi=H200)
-    assert text(again(found, system="linux"), "driver_model") == "driver models are Windows' alone"
+    assert text(again(found, system="linux"), "driver_model") == "there is none: this is not Windows"
     assert "WDDM" in text(again(found, system="linux", wsl2=True), "driver_model")
 
 
@@ -297,12 +307,25 @@ def test_nvml_that_fails_is_a_reason(monkeypatch):
     assert nvml.open == 0
 
 
+@pytest.mark.parametrize("lacking", [("Graphics",), ("Compute", "Graphics")])
+def test_a_list_that_nvml_does_not_have_takes_no_other_along(lacking):
+    def refuse(handle: int) -> list[Any]:
+        raise NvmlError("Not Supported")
+
+    nvml = Nvml([row(7, GIB)], [])
+    for name in lacking:
+        setattr(nvml, f"nvmlDeviceGet{name}RunningProcesses", refuse)
+    found = gpus.processes(nvml)
+    seen = [each["pid"] for each in found["rows"]]
+    assert (seen, found["reason"]) == (([7], None) if len(lacking) == 1 else ([], "NvmlError: Not Supported"))
+
+
 def test_without_nvml_nvidia_smi_is_asked(examined):
-    found = examined(smi=H200.replace("600,", "9000,"), apps=f"{UUID}, 77, /usr/bin/train, 6000\nnonsense\n")
-    assert found["processes"]["rows"] == [{"gpu": UUID, "pid": 77, "name": "train", "nbytes": 6000 * MIB}]
+    found = examined(smi=H200.replace("600,", "9000,"), apps=f"{UUID}, 77, 6000, /usr/bin/train, v2\nnonsense\n")
+    assert found["processes"]["rows"] == [{"gpu": UUID, "pid": 77, "name": "train, v2", "nbytes": 6000 * MIB}]
     assert check(found, "processes")["status"] == "note"
     lines = text(found, "processes").splitlines()
-    assert lines[0] == "process 77 (train) holds 6.3 GB"
+    assert lines[0] == "process 77 (train, v2) holds 6.3 GB"
     assert lines[1].startswith("3.1 GB are used beside that")
 
 
@@ -311,6 +334,17 @@ def test_nobody_is_nobody_and_unknown_is_unknown(examined):
     assert text(found, "processes") == "nobody, by nvidia-smi, compute processes alone"
     unknown = again(found, processes={"rows": [], "source": "NVML", "reason": "it does not start"})
     assert (check(unknown, "processes")["status"], text(unknown, "processes")) == ("unknown", "NVML: it does not start")
+    inside = again(found, wsl2=True)  # the driver lists nobody there, whoever is on the GPU
+    assert (check(inside, "processes")["status"], "nobody" in text(inside, "processes")) == ("unknown", False)
+
+
+@pytest.mark.parametrize(
+    ("system", "wsl2", "said"), [("linux", False, True), ("linux", True, False), ("win32", False, False)]
+)
+def test_only_linux_hides_processes_from_containers(examined, system, wsl2, said):
+    found = again(examined(smi=H200.replace("600,", "9000,")), system=system, wsl2=wsl2)
+    assert "9.4 GB are used beside that" in text(found, "processes")
+    assert ("in a container" in text(found, "processes")) == said
 
 
 def test_only_so_many_are_shown_the_largest_first(examined):
@@ -357,11 +391,13 @@ def test_windows_counters_that_are_not_there_are_a_reason(monkeypatch):
     off.counters.clear()
     monkeypatch.setitem(sys.modules, "win32pdh", None)
     reasons = {
+        "none": gpus.windows_counters("win32", lambda number: find_one(number + 1), Pdh())["reason"],
         "linux": gpus.windows_counters("linux")["reason"],
         "tcc": gpus.windows_counters("win32", tcc, Pdh())["reason"],
         "off": gpus.windows_counters("win32", find_one, off)["reason"],
         "package": gpus.windows_counters("win32", find_one)["reason"],
     }
+    assert reasons["none"] == "CUDA's driver shows no GPU"
     assert reasons["linux"] == "only Windows has them"
     assert reasons["tcc"] == "no adapter's memory is managed by Windows (TCC)"
     assert "no counters of GPU memory" in reasons["off"]
@@ -418,6 +454,8 @@ def test_the_fallback_where_it_cannot_be(examined):
     assert text(newer, "fallback").endswith("its signs are not known: pywin32 is not installed")
     assert check(again(found, system="linux"), "fallback")["status"] == "ok"
     assert check(again(found, system="linux", wsl2=True), "fallback")["status"] == UNKNOWN
+    without = again(examined(), system="win32", windows=[nothing] * 2)
+    assert (check(without, "fallback")["status"], len(check(without, "fallback")["lines"])) == ("ok", 1)
 
 
 def test_what_windows_says_of_a_process_stands_where_nvml_is_silent(examined):
@@ -453,6 +491,7 @@ def test_the_limits_of_a_container(examined, tmp_path):
             "proc/self/cgroup": "0::/pod/one\n",
             "sys/fs/cgroup/pod/memory.max": "2000000000",
             "sys/fs/cgroup/pod/memory.current": "500000000",
+            "sys/fs/cgroup/pod/memory.stat": "anon 5\ninactive_file 100000000\nactive_file 200000000",
             "sys/fs/cgroup/pod/one/cpu.max": "50000 100000",
             "proc/cpuinfo": "processor\t: 0\nmodel name\t: Some CPU 3000\nflags\t: fpu",
         },
@@ -462,11 +501,31 @@ def test_the_limits_of_a_container(examined, tmp_path):
     assert (cpu["quota"], cpu["model"]) == (0.5, "Some CPU 3000")
     found = again(examined(), memory=memory, cpu=cpu)
     usable = cpu["usable"] or cpu["logical"]
-    assert found["advice"] == [
-        "this container may use 2.0 GB: page-locked memory counts too",
-        f"this container gets 0.5 CPUs of {usable}: set threads: 1",
-    ]
-    assert text(found, "container").startswith("limit 2.0 GB, 500.0 MB of it used (")
+    assert found["advice"] == [f"this container gets 0.5 CPUs of {usable}: set threads: 1"]
+    words = "limit 2.0 GB, 500.0 MB of it used, 300.0 MB of that by pages of files ("
+    assert text(found, "container").startswith(words)
+    assert check(again(found, cpu={**cpu, "quota": None}), "container")["status"] == "note"
+
+
+V1 = {"proc/self/cgroup": "4:memory:/x\n3:cpu,cpuacct:/x/y"}
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2.0),  # what is above binds as well
+        ({"a/cpu.max": "50000 100000", "a/b/cpu.max": "200000 100000"}, 0.5),
+        ({"a/cpu.max": "max 100000"}, None),
+        ({"a/cpu.max": "50000 0"}, None),
+        ({"a/cpu.max": "nonsense"}, None),
+        ({**V1, "cpu/x/cpu.cfs_quota_us": "150000", "cpu/x/cpu.cfs_period_us": "100000"}, 1.5),
+        ({**V1, "cpu/x/y/cpu.cfs_quota_us": "-1", "cpu/x/y/cpu.cfs_period_us": "100000"}, None),
+        ({**V1, "cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "50000"}, 2.0),  # as a container sees it
+    ],
+)
+def test_the_lowest_quota_of_either_version_counts(tmp_path, files, quota):
+    names = {name if name.startswith("proc") else f"sys/fs/cgroup/{name}": words for name, words in files.items()}
+    assert system.processor(write(tmp_path, **{"proc/self/cgroup": "0::/a/b", **names}))["quota"] == quota
 
 
 @pytest.mark.parametrize(
@@ -492,7 +551,8 @@ def test_no_limit_is_none(examined, tmp_path, files):
     memory, cpu = system.memory(root), system.processor(root)
     assert (memory["cgroup_limit_bytes"], cpu["quota"]) == (None, None)
     one = check(again(examined(), memory=memory, cpu=cpu), "container")
-    assert (one["status"], one["lines"][0]["text"].split(" (")[0]) == ("ok", "no limit of memory")
+    seen = "" if memory["cgroup_used_bytes"] is not None else " is seen"
+    assert (one["status"], one["lines"][0]["text"].split(" (")[0]) == ("ok", f"no limit of memory{seen}")
 
 
 def test_wsl2_and_what_could_be_pinned_there(examined):
@@ -507,12 +567,15 @@ def test_wsl2_and_what_could_be_pinned_there(examined):
     assert "a block of 268.4 MB could be page-locked\na block of 536.9 MB could not" in text(seen, "wsl2")
 
 
-@pytest.mark.parametrize(("limit", "words"), [(None, "no limit"), (8 << 20, "RLIMIT_MEMLOCK is 8.4 MB")])
+@pytest.mark.parametrize(("limit", "words"), [(None, "no limit, for"), (8 << 20, "RLIMIT_MEMLOCK is 8.4 MB")])
 def test_one_reading_of_the_lock_limit(examined, monkeypatch, limit, words):
     monkeypatch.setattr(pagelock, "limit_bytes", lambda: limit)
-    found = again(examined(), system="linux")
+    found = again(examined(smi=H200), system="linux", wsl2=False)
     assert found["memory"]["memlock_bytes"] == limit
     assert text(found, "page_lock").startswith(words)
+    assert text(found, "page_lock").endswith("CUDA is not bound by it")
+    assert "CUDA" not in text(again(found, wsl2=True), "page_lock"), "nobody knows it of WSL 2"
+    assert "CUDA" not in text(again(examined(), system="linux", wsl2=False), "page_lock")
 
 
 # -- FFmpeg --
@@ -546,6 +609,9 @@ def test_decoding_on_the_gpu_needs_codec_and_library(examined):
     found = examined()
     there = {what: {"name": f"lib-{what}", "reason": None} for what in ("decoding", "encoding")}
     assert check(again(found, driver_libraries=there), "codecs")["status"] == "ok"
+    assert text(again(found, driver_libraries=there), "codecs").startswith(
+        "decoding: FFmpeg has h264, hevc, av1, vp9 by cuvid;"
+    )
     there["encoding"]["reason"] = "no such file"
     assert "the driver's lib-encoding does not load" in text(again(found, driver_libraries=there), "codecs")
     assert check(again(found, driver_libraries=there), "codecs")["status"] == "note"
@@ -559,6 +625,18 @@ def test_a_pyav_that_cannot_be_imported_is_one_line(examined):
     assert found["advice"] == ["PyAV cannot be imported (DLL load failed): pip install av"]
     assert {check(found, name)["status"] for name in ("codecs", "hardware")} == {"note"}
     assert list(_cli_doctor.lines(found))
+
+
+def test_without_a_pyav_the_doctor_still_runs(tmp_path):
+    """The one that says so may not need it."""
+    (tmp_path / "av.py").write_text("raise ImportError('DLL load failed')", encoding="utf-8")
+    paths = [str(tmp_path), str(Path(cli.__file__).parents[1])]
+    done = subprocess.run(
+        [sys.executable, "-m", "framepipe", "doctor", "--quick"],
+        capture_output=True, encoding="utf-8", timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "to do   PyAV cannot be imported (DLL load failed): pip install av" in done.stdout
 
 
 # -- CuPy --
@@ -657,6 +735,13 @@ def test_cupy_that_fails_or_crashes(examined, monkeypatch):
     )
 
 
+def test_the_attempt_looks_for_nothing_in_the_working_folder(monkeypatch, tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compiler, "version", {"cupy-cuda12x": "14.2.0"}.get)
+    assert "crashed" not in str(compiler.cupy("580.1")["error"])
+
+
 def test_two_cupy_packages_hide_each_other(examined):
     packages = {"cupy-cuda12x": "14.2.0", "cupy-cuda13x": "14.2.0", "pyarrow": "1", "nvidia-ml-py": "1"}
     found = examined(smi=H200, packages=packages, cupy={"works": True, "error": None, "cuda": 12090})
@@ -725,6 +810,7 @@ CHURN = {
 RATE = {"what": "to_device", "kind": "default", "threads": None, "nbytes": 64 * MIB, "bytes_per_s": 55e9}
 MEASURED: dict[str, Any] = {
     "rounds": 1,
+    "device": "auto",
     "seconds": 21.5,
     "complete": True,
     "reason": None,
@@ -878,10 +964,12 @@ def test_without_a_gpu_the_processor_is_measured():
     assert found["pinned"][0][0]["requested"] == 256 * MIB
 
 
-def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_reason():
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_reason(examined):
     found = measuring.measure(how(Played(gpu=False), device="cuda:3"), wsl2=False, used_bytes={})
     assert "was asked for, but there is no driver" in found["reason"]
     assert found["rates"][0]
+    record = again(examined(), measured=found)
+    assert "no bus was measured: device 'cuda:3' was asked for, but there is no driver" in text(record, "bus")
     with pytest.raises(ConfigError, match="expected auto"):
         measuring.measure(how(Played(gpu=False), device="gpu"), wsl2=False, used_bytes={})
 
@@ -947,6 +1035,16 @@ def test_a_driver_that_costs_memory_or_bandwidth_is_found():
     }  # fmt: skip
     back = compare(baseline(rate=48e9, lost=220 * MIB), baseline())
     assert verdicts(back, BETTER) == verdicts(found, WORSE)
+
+
+def test_what_was_measured_once_is_said_to_be():
+    one, other = baseline(), baseline(rate=48e9)
+    for record in (one, other):
+        for each in record["measures"]:
+            del each["samples"][1:]
+    (row,) = (row for row in compare(one, other).rows if row.verdict == WORSE)
+    assert row.reason == "measured once: its noise is not known"
+    assert {row.reason for row in compare(baseline(), baseline(rate=48e9)).rows} == {None}
 
 
 def test_a_driver_that_refuses_is_worse_and_one_that_keeps_is_too():
@@ -1027,10 +1125,25 @@ def test_a_baseline_of_nothing_is_not_kept(measured, monkeypatch, tmp_path, caps
     assert not (tmp_path / "a.json").exists()
 
 
+def test_a_folder_that_cannot_be_written_to_is_told_before_measuring(measured, monkeypatch, tmp_path, capsys):
+    def refuse(**where: Any) -> Any:
+        assert where == {"dir": tmp_path}
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(examination.tempfile, "TemporaryFile", refuse)
+    assert cli.main(["doctor", "--save-baseline", str(tmp_path / "a.json")]) == 2
+    assert "a.json: Permission denied" in capsys.readouterr().err
+    assert measured.asked == []
+
+
 def test_what_cannot_be_asked_together(tmp_path, capsys):
+    (tmp_path / "a file").write_bytes(b"")
     for argv, why in (
-        (["--quick", "--save-baseline", str(tmp_path / "a.json")], "leave out one of them"),
+        (["--quick", "--save-baseline", str(tmp_path / "a.json")], "leave out all but one"),
+        (["--explain", "--capabilities"], "--explain and --capabilities are different things"),
+        (["--quick", "--device", "cuda:1"], "--quick measures nothing"),
         (["--save-baseline", str(tmp_path)], "is a folder"),
+        (["--save-baseline", str(tmp_path / "a file" / "a.json")], "a.json: "),
         (["copies"], "a symptom goes with --explain"),
     ):
         assert cli.main(["doctor", *argv]) == 2
@@ -1054,6 +1167,21 @@ def test_an_interrupted_command_saves_nothing(measured, monkeypatch, tmp_path, c
     path = tmp_path / "a.json"
     assert cli.main(["doctor", "--save-baseline", str(path)]) == 130
     assert not path.exists()
+    assert f"interrupted: {path} is not written" in capsys.readouterr().err
+
+
+def test_while_nothing_is_measured_yet_ctrl_c_is_not_put_off(install, monkeypatch):
+    """A driver that hangs is waited for some while; there is nothing that would have to be ended in order."""
+    install()
+    gather, seen = examination.facts, []
+
+    def facts() -> dict[str, Any]:
+        seen.append(signal.getsignal(signal.SIGINT))
+        return gather()
+
+    monkeypatch.setattr(examination, "facts", facts)
+    assert cli.main(["doctor", "--quick"]) == 0
+    assert seen == [signal.getsignal(signal.SIGINT)]
 
 
 def test_the_lines_for_people(examined):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def test_names_are_unique_and_every_symptom_finds_itself():
         ("fps drops after some minutes", "fps-falls"),
         ("works on linux but not in wsl", "wsl2"),
         ("sysmem fallback", "full-but-slow"),
+        ("gpu memory full", "full-but-slow"),
         ("shared GPU memory", "shared-grows"),
         ("async copies are serial", "no-overlap"),
         ("docker killed 137", "container-killed"),
@@ -94,6 +96,16 @@ def test_it_says_what_is_known(capsys):
     assert "\n  framepipe probe bandwidth\n" in out
     assert out.count("  - ") == out.count("[measured") + out.count("[vendor's") + out.count(f"[{CLAIM}")
     assert max(map(len, out.splitlines())) <= 120
+
+
+def test_as_json_it_is_the_data(capsys):
+    for argv, data in (
+        (["--explain", "slow-copies"], explaining.find("slow-copies")[0]),
+        (["--explain"], ENTRIES),
+        (["--capabilities"], capabilities.rows()),
+    ):
+        assert cli.main(["doctor", *argv, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == (data if isinstance(data, dict) else list(data))
 
 
 def test_without_a_symptom_all_are_listed(capsys):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
@@ -70,6 +72,17 @@ def test_a_mark_in_bytes():
         ({"cold": {"busy": 1}}, "guard.cold has no 'busy'"),
         ({"cold": {"cap": "lots"}}, "guard.cold.cap: expected a number of bytes"),
         ({"cold": {"idle_percent": 95}}, "the first must be less"),
+        ({"interval_s": float("nan")}, "interval_s is nan; expected a number"),
+        ({"interval_s": "1"}, "interval_s is '1'; expected a number"),
+        ({"calm_samples": 2.5}, "calm_samples is 2.5; expected a whole number"),
+        ({"cold": {"busy_samples": True}}, "busy_samples is True; expected a whole number"),
+        ({"cold": {"cooldown_s": float("inf")}}, "cooldown_s is inf; expected a number"),
+        ({"cold": 3}, "guard.cold is 3; expected True"),
+        ({"on_low": "warn"}, "on_low is 'warn'; expected a list of give_back, "),
+        ({"on_critical": None}, "on_critical is None; expected a list"),
+        ({"file": 3}, "guard.file is 3; expected a path"),
+        ({"low": None}, "guard.low: expected a share"),
+        ("yes", "guard is 'yes'; expected True, False, a mapping or GuardOptions"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(given, words):
@@ -93,6 +106,10 @@ def test_options_as_they_may_be_given():
     assert make_guard({"cold": True}).cold == ColdOptions()
     assert (GuardOptions().low, GuardOptions().critical_mark) == (Mark(percent=15), Mark(percent=5))
     assert make_guard({"low": "3GB"}).critical_mark == Mark(nbytes=GB)
+    assert make_guard({"critical": None, "cold": None, "file": None}) == GuardOptions()
+    for marks in ({"low": "15%"}, {"low": None}, {"critical": 0.05}):
+        with pytest.raises(ConfigError, match="expected a Mark"):
+            GuardOptions(**marks)
 
 
 # -- readings --
@@ -196,18 +213,33 @@ class Told:
 def test_a_device_tells_free_memory_and_budgets():
     memory = DeviceMemory(
         Told({"source": "model m", "free": 5, "total": 10, "local_usage": 5, "local_budget": 10,
-              "nonlocal_usage": 7, "nonlocal_budget": 6})
+              "non_local_usage": 7, "non_local_budget": 6})
     )  # fmt: skip
     assert memory.read() == [
         Reading("model m", 5, 10),
         Reading("model m local budget", 5, 10),
-        Reading("model m nonlocal budget", 0, 6),
+        Reading("model m non-local budget", 0, 6),
     ]
     assert memory.missing == {}
     nothing = DeviceMemory(Told())
     assert (nothing.read(), nothing.missing) == ([], {"device": "it counts no memory of its own"})
     broken = DeviceMemory(Told(RuntimeError("driver is gone")))
     assert (broken.read(), broken.missing) == ([], {"device": "RuntimeError: driver is gone"})
+    broken = DeviceMemory(Told({"free": 5}))
+    assert (broken.read(), broken.missing) == ([], {"device": "KeyError: 'source'"})
+    odd = DeviceMemory(Told({"source": "s", "free": 5, "total": 4}))
+    assert (odd.read(), odd.missing) == ([], {"device": "its numbers make no sense"})
+
+
+def test_ram_that_cannot_be_read_is_missing(monkeypatch):
+    def broken():
+        raise OSError("no /proc/meminfo")
+
+    monkeypatch.setattr("psutil.virtual_memory", broken)
+    memory = SystemMemory()
+    memory.read()
+    memory.close()
+    assert memory.missing["ram"] == "OSError: no /proc/meminfo"
 
 
 def test_the_count_nearest_to_its_own_mark_decides():
@@ -306,6 +338,44 @@ def test_depth_stays_low_while_memory_is():
     assert did(policy, (13, 14), (30, 14), (31, 90), (40, 90), (41, 90)) == [
         [], [], BACK, [], [("depth_back", "raise_depth")],
     ]  # fmt: skip
+
+
+def test_calm_begins_anew_when_memory_is_low_within_the_pause():
+    policy = Policy(replace(OPTIONS, on_critical=("depth",), calm_samples=1), depth=2)
+    did(policy, (0, 1), (1, 90))
+    assert did(policy, (5, 10), (11, 90), (14, 90)) == [[], [], []]
+    _, decisions = policy.decide(15, gpu(90))
+    assert [(each.event, each.why) for each in decisions] == [("depth_back", "above 15% for 10 s")]
+
+
+def test_calm_is_above_both_marks_whichever_is_higher():
+    mixed = replace(OPTIONS, low=Mark(percent=15), critical=Mark(nbytes=40), on_critical=("depth",), calm_samples=1)
+    policy = Policy(mixed, depth=2)
+    assert did(policy, (0, 30), (1, 90)) == [[("critical", "depth")], BACK]
+    assert did(policy, (9, 30), (12, 90), (19, 90)) == [[], [], [("depth_back", "raise_depth")]]
+
+
+def test_depth_is_not_raised_while_nothing_is_known():
+    policy = Policy(replace(OPTIONS, on_critical=("depth",), calm_samples=1), depth=2)
+    did(policy, (0, 1), (1, 90))
+    assert policy.decide(20, [Reading("unknown", 5)]) == (None, [])
+    assert did(policy, (21, 90)) == [[("depth_back", "raise_depth")]]
+
+
+def test_depth_that_brings_memory_down_is_raised_ever_later():
+    """What the guard does itself must not go round and round, however far apart the marks' own pauses let it be."""
+    options = replace(OPTIONS, on_low=(), on_critical=("depth",), calm_samples=1, cooldown_s=10)
+    policy = Policy(options, depth=2)
+    raised, brim_s = [], 0.0
+    for t_s in range(20_000):
+        # The batch more that is in flight is missed half a minute later, longer than any pause is remembered.
+        _, decisions = policy.decide(t_s, gpu(1 if policy.depth == 2 and t_s >= brim_s else 90))
+        if any(each.event == "depth_back" for each in decisions):
+            raised.append(t_s)
+            brim_s = t_s + 30
+    gaps = [later - earlier for earlier, later in itertools.pairwise(raised)]
+    assert gaps[:5] == [51, 71, 111, 191, 351]
+    assert len(raised) < 14
 
 
 def test_without_a_reading_nothing_is_decided():
@@ -517,6 +587,11 @@ def test_headroom_that_never_comes_times_out_exactly():
     assert len(clock.slept) == 6
 
 
+def test_headroom_is_waited_for_by_the_counts_that_matter():
+    found = wait_for_headroom(Later(FakeClock(), lambda t_s: [9, 1]), 5, decides=lambda reading: reading.free > 1)
+    assert (found.reached, len(found.readings)) == (True, 1)
+
+
 def test_headroom_that_nobody_counts_is_not_there():
     clock = FakeClock()
     found = wait_for_headroom(Later(clock, lambda t_s: []), 1, 1.0, clock=clock)
@@ -549,6 +624,8 @@ class Hands:
     depth: int = 2
     done: list = field(default_factory=list)
     cold_now: tuple = (100, 50)
+    kept: int = 0
+    cold_moves: int = 1
 
     def pinned(self):
         return 5_000_000, 70_000_000
@@ -558,11 +635,14 @@ class Hands:
 
     def give_back(self):
         self.done.append("give_back")
-        return 1_000_000
+        return 1_000_000 * self.cold_moves
+
+    def give_back_device(self):
+        return self.kept
 
     def grow(self, nbytes):
         self.done.append(f"grow {nbytes}")
-        return nbytes
+        return nbytes * self.cold_moves
 
     def set_depth(self, depth):
         self.done.append(f"depth {depth}")
@@ -651,8 +731,19 @@ def test_a_guard_reads_every_second_and_does_what_it_is_told(caplog):
     assert (told["depth_least"], told["page_locking"]) == (1, False)
     assert told["missing"] == {"nvml": "not installed"}
     assert told["events"][2]["text"] == "below 5%: 1 of 2 batches in flight from now on"
-    assert told["cost"]["elapsed_s"] == 10
+    assert told["events"][5]["text"] == "above 15% again: the episode is over"
+    assert told["file"] is None
     assert told["cost"]["reading_s"] > 0
+
+
+def test_what_watching_costs_is_measured_though_time_is_modelled(monkeypatch):
+    walls, cpus = itertools.count(0, 0.25), itertools.count(0, 0.125)
+    clocks = SimpleNamespace(perf_counter=lambda: next(walls), thread_time=lambda: next(cpus))
+    monkeypatch.setattr("framepipe.guard.monitor.time", clocks)
+    guard, _, _ = guarded(GuardOptions(), Script(50), seconds=3)
+    # Four readings, each between two looks at either clock, and one look at the end.
+    assert guard.report()["cost"] == {"reading_s": 1.0, "cpu_s": 0.5, "elapsed_s": 2.0}
+    assert guard.report()["cost"]["elapsed_s"] == 2.0
 
 
 def test_warn_is_one_action_whichever_mark_names_it():
@@ -660,6 +751,30 @@ def test_warn_is_one_action_whichever_mark_names_it():
     assert [each for each in hands.done if each.startswith("warn")] == [
         "warn: memory was low: 1 B of 100 B free (GPU), below 15%"
     ]
+
+
+def test_what_is_given_back_is_told_by_kind():
+    guard, _, _ = guarded(GuardOptions(), Script(10), Hands(kept=3_000_000), seconds=0)
+    assert guard.report()["events"][0]["text"] == "below 15%: 1.0 MB of cold memory and 3.0 MB of results given back"
+
+
+@pytest.mark.parametrize("low", [Mark(percent=15), Mark(nbytes=2 * GB)])
+def test_the_least_is_what_was_nearest_to_its_own_mark(low):
+    readings = [[Reading("GPU", 30 * GB, 140 * GB)], [Reading("container", 3 * GB, 4 * GB)], [Reading("?", 5 * GB)]]
+    readings += [[Reading("GPU", 130 * GB, 140 * GB)]]
+
+    class Several(Script):
+        def read(self):
+            return readings.pop(0)
+
+    guard, _, _ = guarded(GuardOptions(low=low, critical=Mark(nbytes=1 << 20)), Several(1), seconds=3)
+    assert guard.report()["least"]["source"] == ("GPU" if low.percent else "container")
+
+
+def test_no_wait_is_longer_than_systems_allow():
+    guard, _, time = guarded(GuardOptions(interval_s=1e300), Script(50), seconds=10_000)
+    assert time.waits == [3600.0] * 3
+    assert guard.report()["samples"] == 1
 
 
 def test_every_reading_is_a_line_of_the_file(tmp_path):
@@ -722,6 +837,25 @@ def test_the_cold_tier_does_not_grow_while_memory_is_low():
     cold = ColdOptions(busy_samples=1, cooldown_s=0)
     guarded(GuardOptions(cold=cold, on_low=()), Script(14, 16), hands, seconds=2)
     assert hands.done == []
+
+
+def test_growth_counts_readings_anew_behind_an_episode():
+    hands = Hands(cold_now=(100, 95))
+    options = GuardOptions(cold=ColdOptions(busy_samples=3, cooldown_s=0), on_low=(), calm_samples=1)
+    guarded(options, Script(90, 90, 10, 90, 90, 90, 90, total=200), hands, seconds=5)
+    assert hands.done == []
+    guarded(options, Script(90, 90, 10, 90, 90, 90, 90, total=200), hands, seconds=6)
+    assert hands.done == ["grow 50"]
+
+
+@pytest.mark.parametrize("in_use", [95, 5])
+def test_growth_that_comes_to_nothing_is_not_told(in_use):
+    """Blocks are whole and reserved ones stay: a line a minute for a day would say so."""
+    hands = Hands(cold_now=(100, in_use), cold_moves=0)
+    cold = ColdOptions(busy_samples=2, idle_samples=2, cooldown_s=1)
+    guard, _, _ = guarded(GuardOptions(cold=cold), Script(90, total=200), hands, seconds=10)
+    assert len(hands.done) == 5
+    assert guard.report()["decisions"] == 0
 
 
 def test_a_late_guard_takes_no_readings_in_a_rush():

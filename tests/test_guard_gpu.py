@@ -15,7 +15,7 @@ from test_pipeline import balance
 from test_stress import Listed, pictures
 
 from framepipe import guarding
-from framepipe.device.select import why_not
+from framepipe.device.select import choose, why_not
 from framepipe.guard.options import GuardOptions, Mark
 from framepipe.guard.readings import Reading, SystemMemory
 from framepipe.guard.waiting import wait_for_headroom
@@ -104,6 +104,45 @@ def test_a_hog_in_another_process_is_seen_and_its_end_too(memory, monkeypatch):
     assert told["depth_least"] == 2
     assert any(warning.startswith("memory was low: ") for warning in report.warnings)
     assert wait_for_headroom(memory, mark, LIMIT_S).reached
+
+
+def test_results_that_nobody_holds_go_back_to_the_gpu():
+    device = choose("cuda").make()
+    try:
+        stream = device.stream("results")
+        with device.current(stream):
+            held = [device.empty((64 * MIB,), "uint8", stream) for _ in range(4)]
+            held[0][:] = 7
+            del held[1:]
+            assert device.give_back() == 3 * 64 * MIB
+            assert device.give_back() == 0
+            assert int(held[0][-1]) == 7
+            again = device.empty((64 * MIB,), "uint8", stream)
+            again[:] = 1
+            stream.synchronize()
+            del held, again
+            assert device.give_back() == 2 * 64 * MIB
+    finally:
+        device.close()
+
+
+def test_a_guard_gives_the_gpu_back_what_was_held_for_a_while(monkeypatch):
+    monkeypatch.setattr(guarding, "_memory", lambda device: OfTheGpu(device.number))
+    options = GuardOptions(
+        low=Mark(percent=99.9), on_low=("give_back",), on_critical=(), critical=Mark(nbytes=MIB), interval_s=0.05,
+    )  # fmt: skip
+    acted = threading.Event()
+    numbers = []
+    source = Synthetic(width=640, height=360, frames=60)
+    with Pipeline(
+        [source], ["rgb"], device="cuda", guard=options, on_guard=lambda _: acted.set(), check_memory=False
+    ) as frames:
+        for frame in frames:  # results are made and given back at the same time
+            numbers.append(frame.index)
+            if len(numbers) == 30:
+                assert acted.wait(LIMIT_S)
+    assert numbers == list(range(60))
+    balance(frames.report)
 
 
 def test_page_locking_can_be_given_up_while_pictures_are_under_way():

@@ -23,7 +23,7 @@ from framepipe.cli import app
 from framepipe.config import loads, schema
 from framepipe.device import select
 from framepipe.device.simulated import SimulatedDevice
-from framepipe.errors import ConfigError, OutputExistsError, StageError
+from framepipe.errors import ConfigError, OutputExistsError, SinkError, StageError
 from framepipe.guard.options import ColdOptions, GuardOptions
 from framepipe.guard.readings import Reading
 from framepipe.pipeline import Pipeline
@@ -178,7 +178,7 @@ def test_with_a_guard_the_pool_stays_page_locked():
     assert report.memory["pinned_allocations"] == 12 + 1 + FRAMES
     told = report.guard
     assert told["page_locking"]
-    assert told["events"][0]["source"] == "model wddm-budget nonlocal budget"
+    assert told["events"][0]["source"] == "model wddm-budget non-local budget"
     assert told["events"][0]["text"] == "below 30%: 12.0 MB of cold memory given back"
     assert [event["event"] for event in told["events"]] == ["low", "recovered"]
 
@@ -213,6 +213,34 @@ def test_fewer_batches_in_flight_and_never_none(depth):
     assert report.staging["depth"] == depth
 
 
+def test_lower_depth_goes_for_many_small_pictures_too(monkeypatch):
+    """Where frames travel as they are decoded more batches than the depth are in flight, until it is lowered."""
+
+    class Low(Nothing):
+        def read(self) -> list[Reading]:
+            return [Reading("test", 1, 100)]
+
+    monkeypatch.setattr(guarding, "_memory", lambda device: Low())
+    seen = threading.Event()
+    guard = {"on_low": ["depth"], "on_critical": []}
+    with Pipeline([clip(60)], ["rgb"], device="cpu", guard=guard, on_guard=lambda _: seen.set()) as frames:
+        for _ in frames:
+            assert seen.wait(LIMIT_S)
+        tokens = frames._engine.runner.tokens
+    assert len(tokens) == 16
+    assert tokens.qsize() == 2
+    assert frames.report.guard["depth_least"] == 1
+
+
+def test_tokens_that_are_added_are_held_back_too():
+    tokens = Tokens([Token(None) for _ in range(3)])
+    tokens.limit(2)
+    tokens.add(Token(None))
+    assert (len(tokens), tokens.qsize()) == (4, 2)
+    tokens.limit(None)
+    assert tokens.qsize() == 4
+
+
 def test_pictures_of_another_size_come_while_batches_are_held_back():
     """Memory is planned anew with nothing in flight: what is held back must not be waited for."""
     sources = [
@@ -230,22 +258,22 @@ def test_tokens_are_held_back_as_they_come_and_let_go_again():
     every = [Token(None) for _ in range(4)]
     tokens = Tokens(every)
     out = [tokens.get(), tokens.get()]
-    tokens.hold(10)
+    tokens.limit(0)
     assert (len(tokens), tokens.qsize()) == (4, 0)  # two are held, and never so many that fewer than two go round
     assert LEAST == 2
     for token in out:
         tokens.put(token)
     assert tokens.qsize() == 2
-    tokens.hold(1)
+    tokens.limit(3)
     assert tokens.qsize() == 3
-    tokens.hold(0)
+    tokens.limit(None)
     assert tokens.qsize() == 4
     assert {id(tokens.get_nowait()) for _ in range(4)} == {id(token) for token in every}
 
 
 def test_gathering_tokens_takes_those_held_back_and_holding_waits_for_it():
     tokens = Tokens([Token(None) for _ in range(4)])
-    tokens.hold(2)
+    tokens.limit(2)
     mine = tokens.get()
     out = tokens.get()
     gathered: list[Token] = []
@@ -254,14 +282,14 @@ def test_gathering_tokens_takes_those_held_back_and_holding_waits_for_it():
     deadline_s = time.monotonic() + LIMIT_S
     while not tokens._gathering and time.monotonic() < deadline_s:
         pass
-    tokens.hold(1)  # meanwhile
+    tokens.limit(3)  # meanwhile
     tokens.put(out)
     thread.join(LIMIT_S)
     assert len(gathered) == 3
     for token in (mine, *gathered):
         tokens.put(token)
     assert tokens.qsize() == 3
-    tokens.hold(0)
+    tokens.limit(None)
     assert tokens.qsize() == 4
 
 
@@ -323,6 +351,28 @@ def test_what_a_callback_raises_is_the_error_of_the_run():
         ran([], CLAIM, {"low": "90%"}, on_guard=fail)
 
 
+def test_a_callback_without_a_guard_is_a_mistake():
+    with pytest.raises(ConfigError, match="on_guard is given and no guard"):
+        Pipeline([clip(1)], device="cpu", on_guard=print)
+
+
+def test_results_that_were_held_and_dropped_go_back_to_the_system():
+    """A user who held forty results: the device keeps their memory to use it again, until memory is low."""
+    model = modelled("linux", total="8MB", others="7MB", others_from_s=3)
+    options = {"low": "20%", "on_low": ["give_back"], "on_critical": []}
+    held: list[Any] = []
+    with Pipeline([clip(100)], ["rgb"], device=model, guard=options) as frames:
+        for number, frame in enumerate(frames):
+            if number < 40:
+                held.append(frame)
+            else:
+                held.clear()
+    told = frames.report.guard["events"]
+    assert told[0]["event"] == "low"
+    assert " of cold memory and " in told[0]["text"]
+    assert told[0]["text"].endswith(" of results given back")
+
+
 class Nothing:
     """Memory that nobody counts."""
 
@@ -376,6 +426,36 @@ def test_the_file_is_an_output_like_any_other(tmp_path):
         pipeline.run()
 
 
+def test_a_file_that_cannot_be_made_is_told(tmp_path, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "new" / "g.jsonl"
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with (
+        Pipeline([clip(5)], device="cpu", guard={"file": str(path)}) as pipeline,
+        pytest.raises(SinkError, match="cannot make it: Permission denied"),
+    ):
+        pipeline.run()
+
+
+def test_a_guard_that_reads_once_in_a_lifetime_runs_and_ends():
+    with Pipeline([clip(5)], device="cpu", guard={"interval_s": 1e300}) as pipeline:
+        report = within(LIMIT_S, pipeline.run)
+    assert report.guard["samples"] == 1
+
+
+def test_a_device_that_cannot_tell_is_no_reason_not_to_run(monkeypatch):
+    def broken(self: Any) -> Any:
+        raise RuntimeError("the driver is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SimulatedDevice, "vram", broken)
+        memory = guarding._memory(SimulatedDevice())
+    assert memory.read()[-1].source == "RAM available"
+    memory.close()
+
+
 # -- YAML and commands --
 
 HEAD = "version: 1\nsources: [synthetic]\n"
@@ -420,6 +500,19 @@ def test_a_guard_in_yaml(tmp_path):
     assert str(loads(text, sets=["guard.low=20%"]).guard.low) == "20%"
 
 
+def test_a_switch_takes_parameters_from_the_command_line():
+    def given(text: str, *sets: str, guard: bool | None = None) -> Any:
+        return loads(HEAD + text, sets=sets, guard=guard).guard
+
+    assert str(given("", "guard.low=20%", guard=True).low) == "20%"
+    assert str(given("guard: true", "guard.low=20%").low) == "20%"
+    assert str(given("guard: false", "guard.low=20%").low) == "20%"
+    assert given("guard: {cold: true}", "guard.cold.cap=5MB").cold.cap == 5 * MB
+    assert given("guard: true", "guard.cold.cap=5MB").cold.cap == 5 * MB
+    with pytest.raises(ConfigError, match="expected a share of the total"):
+        given("guard: true", "guard.low.x=3")
+
+
 def test_the_schema_knows_the_guard():
     properties = schema()["properties"]["guard"]["anyOf"][1]["properties"]
     assert set(properties) == set(GuardOptions.__dataclass_fields__)
@@ -445,6 +538,15 @@ def test_run_tells_of_decisions_and_reports_them(tmp_path):
     assert json.loads(report.read_text(encoding="utf-8"))["guard"]["decisions"] >= 2
     result = CliRunner().invoke(app, ["run", str(tmp_path / "p.yaml"), "--no-guard"])
     assert "guard" not in result.stderr
+
+
+def test_the_file_of_a_guard_is_a_result_and_no_place_for_the_report(tmp_path, monkeypatch):
+    (tmp_path / "p.yaml").write_text(PIPELINE.replace(f"frames: {FRAMES}", "frames: 2"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["run", "p.yaml", "--set", "guard.file=g.jsonl", "--report", "g.jsonl"])
+    assert "g.jsonl: cannot be written: it belongs to this run" in str(result.exception)
+    assert "free" in json.loads((tmp_path / "g.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert "wrote g.jsonl (" in result.stderr
 
 
 def test_cuda_log_is_set_before_anything_of_cuda(tmp_path, monkeypatch):

@@ -385,7 +385,14 @@ def test_memory_that_was_registered_is_in_another_counter_of_linux(monkeypatch):
 
 
 def test_others_have_no_less_than_nothing(monkeypatch):
-    assert elsewhere(monkeypatch, "linux", [500_000, 400_000])["bytes"] == 0
+    assert elsewhere(monkeypatch, "linux", [500_000, 500_900])["bytes"] == 0
+
+
+@pytest.mark.parametrize(("system", "numbers"), [("linux", [500_000, 500_100]), ("win32", [0])])
+def test_a_counter_that_does_not_show_the_pipelines_own_says_nothing_of_others(monkeypatch, system, numbers):
+    told = elsewhere(monkeypatch, system, numbers)
+    assert told["bytes"] is None and told["counter"] is None
+    assert "the pipeline itself has page-locked 1.0 kB: it does not count such memory here" in told["reason"]
 
 
 def test_where_there_is_no_counter_the_reason_is_told(monkeypatch):

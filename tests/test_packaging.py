@@ -48,12 +48,21 @@ def relative(folder: str, pattern: str = "*") -> set[str]:
     }
 
 
+SAMPLES = {name for name in relative("samples") if not name.startswith("samples/reports/")}
+
+
+def test_the_wheel_is_told_of_every_sample():
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+    places = tables["wheel"]["force-include"]
+    assert places == {name: f"framepipe/_shipped/{name}" for name in ("pipelines", *SAMPLES)}
+
+
 @pytest.mark.slow
 def test_the_wheel_has_what_it_should_and_no_more(wheel):
     names = set(wheel.namelist())
     info = f"framepipe-{framepipe.__version__}.dist-info/"
     expected = relative("framepipe") | {
-        f"framepipe/_shipped/{name}" for name in relative("pipelines", "*.yaml") | relative("samples")
+        f"framepipe/_shipped/{name}" for name in relative("pipelines", "*.yaml") | SAMPLES
     }
     assert {name for name in names if not name.startswith(info)} == expected
     assert {"framepipe/py.typed", "framepipe/_shipped/pipelines/motion.yaml"} <= names

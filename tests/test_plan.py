@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from framepipe import Pipeline, budget, cli, fitting, limits, parts
 from framepipe import plan as planning
+from framepipe.device.cpu import CpuDevice
 from framepipe.device.simulated import SimulatedDevice
 from framepipe.errors import ConfigError
 from framepipe.frame import FrameSpec
@@ -22,12 +22,14 @@ from framepipe.sink import Sink
 from framepipe.sources.file import File
 from framepipe.sources.synthetic import Synthetic
 from framepipe.stager import StagingOptions
+from framepipe.stages.crop import Crop
 from framepipe.stages.draw import Draw
 from framepipe.stages.motion import Motion
 from framepipe.stages.resize import Resize
 from framepipe.stages.rgb import Rgb
 from framepipe.stages.stats import Stats
 from framepipe.stages.tensor import Tensor
+from framepipe.telemetry.base import Missing
 
 
 class Hold(Sink):
@@ -137,12 +139,73 @@ def test_sources_of_several_sizes_are_reckoned_with_together_and_told_apart():
     plan = planned([], [Hold({"image"})], sources, staging={"batch": 2}, threads=1)
     with Pipeline(sources, [], [Hold({"image"})], device="simulated", staging={"batch": 2}, threads=1) as pipeline:
         memory = pipeline.run().memory
-    assert memory["pinned_bytes"] == plan.nbytes("pinned")
+    backs = [need for need in plan.needs if need.tier == "cold"]
+    assert not any(need.exact for need in backs), "those of one size may be given back when another one comes"
+    largest = max(need.nbytes for need in backs)
+    assert plan.nbytes("pinned") - sum(need.nbytes for need in backs) + largest <= memory["pinned_bytes"]
+    assert memory["pinned_bytes"] <= plan.nbytes("pinned")
     assert memory["device_bytes_peak"] <= plan.nbytes("device")
     small, large = plan.sources
     assert small.alone["pinned"] < large.alone["pinned"] < plan.nbytes("pinned")
     owners = {need.owner for need in plan.needs}
     assert {"read-back of image (96x64 yuv420p)", "read-back of image (160x96 yuv420p)"} <= owners
+
+
+def test_sources_that_are_alike_but_for_their_colours_share_memory():
+    sources = [source(40, name=matrix, matrix=matrix) for matrix in ("bt601", "bt709", "bt2020")]
+    for stages in (list, lambda: ["motion", "rgb"]):
+        plan = planned(stages(), [Hold({"image"})], sources, staging={"batch": 2}, threads=1)
+        with Pipeline(
+            sources, stages(), [Hold({"image"})], device="simulated", staging={"batch": 2}, threads=1
+        ) as pipeline:
+            memory = pipeline.run().memory
+        assert len({found.spec for found in plan.sources}) == 3
+        one = planned(stages(), [Hold({"image"})], sources[:1], staging={"batch": 2}, threads=1)
+        assert memory["pinned_bytes"] == plan.nbytes("pinned") == one.nbytes("pinned")
+        assert memory["device_bytes_peak"] <= plan.nbytes("device")
+        states = sum(need.weight for need in plan.needs if need.owner.startswith("state of motion"))
+        assert states == 3 * sum(need.weight for need in one.needs if need.owner.startswith("state of motion"))
+        assert plan.nbytes("device") - states * 2 / 3 == one.nbytes("device")
+        assert any("and 2 like it" in need.owner for need in plan.needs)
+
+
+def test_partial_batches_take_no_more_than_whole_ones():
+    sizes = {"batch": 4, "depth": 1, "batch_timeout_s": 10}
+    # Where pictures of another size come in between, what there is of a batch goes on.
+    sources = [
+        source(7, name="a"),
+        source(9, width=160, height=96, name="b"),
+        source(10, width=48, height=32, name="c"),
+    ]
+    plan = planned(["rgb"], [Hold({"image"}, False)], sources, staging=sizes, threads=1)
+    with Pipeline(sources, ["rgb"], [Hold({"image"}, False)], device="simulated", staging=sizes, threads=1) as pipeline:
+        memory = pipeline.run().memory
+        made = pipeline._engine.device._pool.made
+    assert memory["device_bytes_peak"] <= plan.nbytes("device")
+    blocks = sum(int(need.what.split(" ")[0]) for need in plan.needs if need.owner.startswith("stage rgb"))
+    assert made <= blocks
+
+
+def test_what_small_pictures_got_is_reckoned_with_for_large_ones():
+    small, large = source(40, width=64, height=48, name="small"), source(4, width=3840, height=2160, name="large")
+    assert budget.affordable(large.spec.nbytes) == 2
+    plan = planned([], [Hold(set())], [small, large], device="cpu", threads=1)
+    (way,) = (need for need in plan.needs if need.kind == "decoder")
+    assert way.nbytes == 16 * large.spec.nbytes
+    assert plan.staging["slots"] == 16
+    with Pipeline([small], [], [Hold(set())], device="cpu", threads=1) as pipeline:
+        assert pipeline.run().staging["slots"] == 16, "and the ring does not shrink"
+
+
+def test_a_first_batch_that_is_not_full_makes_no_more_in_flight():
+    staging = {"strategy": "direct", "batch": 8, "batch_timeout_s": 0}
+    frame = source(8, width=640, height=480)
+    plan = planned([], [Hold(set())], [frame], device="cpu", staging=staging, threads=1)
+    setup = parts.make_setup(CpuDevice(), parts.make_options(staging), 1, [])
+    with Pipeline([frame], [], [Hold(set())], device="cpu", staging=staging, threads=1) as pipeline:
+        pipeline.run()
+        assert len(pipeline._engine.runner.tokens) == setup.flights([frame.spec.nbytes]) == 4
+    assert plan.fits
 
 
 def test_who_iterates_may_hold_frames():
@@ -250,7 +313,7 @@ def host(free: int, total: int = 1 << 40) -> list[Limit]:
 
 
 def test_a_run_that_needs_more_than_is_free_is_not_begun(monkeypatch, clip, tmp_path):
-    monkeypatch.setattr(limits, "of_host", lambda kinds: host(50_000))
+    monkeypatch.setattr(limits, "of_host", lambda *kinds: host(50_000))
     out = tmp_path / "out.jsonl"
     sink = {"device": "simulated", "staging": {"batch": 4, "slots": 5}, "threads": 1}
     from framepipe.sinks.jsonl import Jsonl
@@ -273,10 +336,10 @@ def test_a_run_that_needs_more_than_is_free_is_not_begun(monkeypatch, clip, tmp_
 def test_headers_are_read_only_where_it_may_matter(monkeypatch, clip):
     read = []
     monkeypatch.setattr("framepipe.preview.by_header", lambda feed: read.append(feed.name))
-    monkeypatch.setattr(limits, "of_host", lambda kinds: host(16 << 30))
+    monkeypatch.setattr(limits, "of_host", lambda *kinds: host(16 << 30))
     assert Pipeline([str(clip)], [], ["discard"], threads=1).run().exit == "complete"
     assert read == []
-    monkeypatch.setattr(limits, "of_host", lambda kinds: host(1 << 20))
+    monkeypatch.setattr(limits, "of_host", lambda *kinds: host(1 << 20))
     assert Pipeline([str(clip)], [], ["discard"], threads=1).run().exit == "complete", (
         "what is not known is let through"
     )
@@ -285,21 +348,28 @@ def test_headers_are_read_only_where_it_may_matter(monkeypatch, clip):
 
 def test_a_limit_that_is_not_measured_holds_nothing_up(monkeypatch):
     soft = Limit("video memory", 10, 100, ("device",), "model", "a test")
-    monkeypatch.setattr(limits, "of_host", lambda kinds: host(1 << 20))  # so little that the needs are looked at
+    monkeypatch.setattr(limits, "of_host", lambda *kinds: host(1 << 20))  # so little that the needs are looked at
     monkeypatch.setattr(limits, "of_device", lambda device: [soft])
     assert Pipeline([source()], ["rgb"], [Hold({"image"})], device="simulated").run().exit == "complete"
     assert planned(["rgb"], [Hold({"image"})]).fits is False
 
 
-def test_what_may_matter_grows_with_everything():
-    options = StagingOptions(strategy="pooled")
-    setup = parts.make_setup(SimulatedDevice(), options, 1, [])
-    pictures = 4 + 2 + 2 * 4
-    assert limits.may_matter(setup, 0, host((pictures << 25) - 1))
-    assert not limits.may_matter(setup, 0, host(pictures << 25))
-    assert limits.may_matter(setup, 1, host(pictures << 25))
-    twice = parts.make_setup(SimulatedDevice(), replace(options, batch=2), 1, [])
-    assert limits.may_matter(twice, 0, host(pictures << 25))
+def test_stages_that_make_much_are_looked_at_where_pictures_are_not(monkeypatch):
+    """What a usual picture needs is asked of the stages themselves, so that a large result is no surprise."""
+    monkeypatch.setattr(fitting, "_LARGEST", source().spec)
+    monkeypatch.setattr(limits, "of_host", lambda *kinds: host(2_000_000))
+    few = source(2)
+    assert Pipeline([few], [Rgb()], [Hold({"image"})], device="simulated", threads=1).run().exit == "complete"
+    with pytest.raises(ConfigError, match=r"of memory needed, 2\.0 MB free"):
+        Pipeline([few], [Rgb(), Resize(width=960)], [Hold({"image"})], device="simulated", threads=1).run()
+
+
+def test_what_cannot_be_planned_hides_no_other_source(monkeypatch, clip):
+    monkeypatch.setattr(limits, "of_host", lambda *kinds: host(1000))
+    stages = [Crop(x=0, y=0, width=90, height=60)]
+    small = source(name="small", width=64, height=32)
+    with pytest.raises(ConfigError, match=r"of memory needed, 1\.0 kB free"):
+        Pipeline([small, str(clip)], [Rgb(), *stages], [Hold({"image"})], device="simulated", threads=1).run()
 
 
 def test_what_is_simulated_is_memory_of_the_host():
@@ -309,8 +379,13 @@ def test_what_is_simulated_is_memory_of_the_host():
 
 def test_a_header_that_cannot_be_had_is_no_error(tmp_path):
     (tmp_path / "empty.mp4").write_bytes(b"")
-    feeds = parts.make_feeds([File(uri=str(tmp_path / "empty.mp4")), File(uri=str(tmp_path / "none.mp4"))])
-    assert [planning.preview.by_header(feed) for feed in feeds] == [None, None]
+
+    class Odd(File):
+        def open(self, stopping: Any) -> Any:
+            raise ValueError("says the test")
+
+    files = [File(uri=str(tmp_path / "empty.mp4")), File(uri=str(tmp_path / "none.mp4")), Odd(uri=__file__)]
+    assert [planning.preview.by_header(feed) for feed in parts.make_feeds(files)] == [None, None, None]
 
 
 def test_header_and_first_picture_agree_on_a_plain_file(clip):
@@ -331,17 +406,40 @@ def test_the_container_is_read(tmp_path, monkeypatch):
     (tmp_path / "cgroup").write_text("0::/\n", encoding="utf-8")
     sensor = limits.CgroupMemory(tmp_path / "cgroup", tmp_path)
     monkeypatch.setattr(limits, "CgroupMemory", lambda: sensor)
+    monkeypatch.setattr(limits.sys, "platform", "linux")
     memory, container = limits.of_host()
     assert (container.free, container.total, container.hard) == (700_000, 1_000_000, True)
     assert 0 < memory.free < memory.total
     (tmp_path / "memory.max").write_text("max", encoding="utf-8")
     free, unlimited = limits.of_host()[1].free, limits.of_host()[1].unlimited
     assert (free, unlimited) == (None, True)
+    monkeypatch.setattr(limits.sys, "platform", "win32")
+    assert [limit.name for limit in limits.of_host()] == ["memory"], "what there is no word of is no row"
+
+
+def test_a_container_that_cannot_be_read_is_unknown_and_stops_nothing(monkeypatch):
+    def forbidden() -> Any:
+        raise PermissionError(13, "Permission denied", "/sys/fs/cgroup/memory.max")
+
+    monkeypatch.setattr(limits.sys, "platform", "linux")
+    monkeypatch.setattr(limits, "CgroupMemory", forbidden)
+    monkeypatch.setattr(budget, "CgroupMemory", forbidden)
+    (container,) = (limit for limit in planned([], []).limits if limit.name == "container")
+    assert (container.free, container.unlimited) == (None, False)
+    assert "memory.max" in container.reason
+    assert Pipeline([source()], [], [Hold(set())], device="simulated").run().exit == "complete"
+
+
+@pytest.mark.parametrize(("free", "ahead"), [(1 << 40, 1 << 30), (80 << 20, 10 << 20), (0, 1)])
+def test_what_is_decoded_ahead_is_little_in_a_small_container(monkeypatch, free, ahead):
+    monkeypatch.setattr(limits, "of_host", lambda *kinds: [*host(1 << 40), *host(free)])
+    assert parts.ahead_nbytes(32) == ahead
 
 
 def test_budgets_of_windows_are_read_for_each_kind(monkeypatch):
     class Wddm:
-        name, source, reason = "wddm", "D3DKMTQueryVideoMemoryInfo", None
+        name, source, reason = "wddm", "D3DKMTQueryVideoMemoryInfo", "of another number; says the test"
+        reasons = {"non_local_budget": "says the test", "non_local_usage": "says the test"}  # noqa: RUF012
 
         def read(self) -> dict[str, int | None]:
             keys = ("local_budget", "local_usage", "non_local_budget", "non_local_usage")
@@ -351,7 +449,15 @@ def test_budgets_of_windows_are_read_for_each_kind(monkeypatch):
     local, other = limits.of_sensor(Wddm())
     assert (local.name, local.free, local.total, local.kinds) == ("local budget", 600, 1000, ("device",))
     assert (other.name, other.free, other.kinds) == ("non-local budget", None, ("pinned",))
-    assert other.reason
+    assert other.reason == "says the test"
+
+
+def test_windows_that_cannot_be_asked_leaves_both_budgets_unknown(monkeypatch):
+    monkeypatch.setattr(limits.sys, "platform", "win32")
+    rows = limits.of_sensor(Missing("wddm", "says the test"))
+    assert [(row.name, row.free, row.reason) for row in rows] == [
+        ("local budget", None, "says the test"), ("non-local budget", None, "says the test"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -368,7 +474,10 @@ def test_a_counter_that_is_missing_or_nonsense_is_no_number(now, free, reason):
         name, source = "nvml", "NVML"
 
         def __init__(self) -> None:
-            self.reason = "says the test" if now["free"] is None else None
+            self.reasons = {"process_used": "of another number"}
+            if now["free"] is None:
+                self.reasons["free"] = "says the test"
+            self.reason = "; ".join(self.reasons.values())
 
         def read(self) -> dict[str, int | None]:
             return now
@@ -392,6 +501,22 @@ def test_system_locks_and_wsl_bound_what_is_page_locked_alone(monkeypatch):
     monkeypatch.setattr(limits, "is_wsl2", lambda: True)
     (row,) = limits.of_locking(setup, locked.needs)
     assert (row.free, row.ground, row.hard) == (512 << 20, "reported by users", False)
+
+
+@pytest.mark.parametrize(
+    ("effective", "users", "exempt"),
+    [
+        ("000001fffeffffff", "0 0 4294967295", True),
+        ("0000000000000000", "0 0 4294967295", False),
+        ("000001fffeffffff", "0 1000 1", False),  # root in a user namespace of its own alone
+        ("nonsense", "", False),
+    ],
+)
+def test_who_may_lock_all_has_no_limit(tmp_path, effective, users, exempt):
+    (tmp_path / "status").write_text(f"Name:\tx\nCapEff:\t{effective}\nCapBnd:\t0\n", encoding="utf-8")
+    (tmp_path / "uid_map").write_text(f"   {users}\n", encoding="utf-8")
+    assert limits.pagelock._may_lock_all(tmp_path) is exempt
+    assert not limits.pagelock._may_lock_all(tmp_path / "none")
 
 
 # -- what would help --
@@ -537,7 +662,7 @@ def test_the_command_tells_programs(pipeline_file, capsys):
 
 
 def test_the_command_says_what_does_not_fit(pipeline_file, capsys, monkeypatch):
-    monkeypatch.setattr(limits, "of_host", lambda kinds: host(1000))
+    monkeypatch.setattr(limits, "of_host", lambda *kinds: host(1000))
     assert cli.main(["plan", str(pipeline_file), "--device", "simulated"]) == 1
     assert "does not fit: 50.7 kB of memory needed" in capsys.readouterr().out
     assert cli.main(["run", str(pipeline_file), "--device", "simulated", "--quiet"]) == 2
@@ -545,9 +670,53 @@ def test_the_command_says_what_does_not_fit(pipeline_file, capsys, monkeypatch):
     assert cli.main(["run", str(pipeline_file), "--device", "simulated", "--quiet", "--force"]) == 0
 
 
+def test_what_cannot_be_page_locked_is_pageable(pipeline_file, capsys, monkeypatch):
+    monkeypatch.setattr(limits.pagelock, "limit_bytes", lambda: 8192)
+    assert cli.main(["plan", str(pipeline_file), "--device", "cpu", "--staging", "locked"]) == 1
+    told = "8.2 kB free (RLIMIT_MEMLOCK), 41.0 kB too much, set; a run goes on with pageable memory there"
+    assert told in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_no_source_that_fails_is_hidden_behind_those_that_do_not(pipeline_file, capsys, clip, tmp_path):
+    sources = [option for _ in range(12) for option in ("--source", str(clip))]
+    missing = [option for number in range(12) for option in ("--source", str(tmp_path / f"none-{number}.mp4"))]
+    arguments = ["--device", "simulated", "--set", "sinks=[discard]"]
+    assert cli.main(["plan", str(pipeline_file), *sources, *missing, *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.startswith("source ")]
+    assert sum("96x64" in row for row in rows) == sum("no such file" in row for row in rows) == 8
+    assert [row.split("… ")[1] for row in rows if "… " in row] == ["and 4 more", "and 4 more that cannot be planned"]
+    assert lines[-1] == "fits, without 12 of 24 sources, which cannot be planned"
+
+
+def test_what_is_not_planned_is_said(clip, monkeypatch, tmp_path):
+    class Gpu(Hold):
+        codec = "h264_nvenc"
+
+    assert [words.split(" (")[0] for words in planned([], []).unplanned] == [
+        "what FFmpeg's decoders and encoders keep for themselves"
+    ]
+    encoded = planned([], [Gpu({"image"})]).unplanned
+    assert "sessions of h264_nvenc" in encoded[1]
+
+    def none(name: str) -> Any:
+        raise planning.DeviceUnavailableError("there is no GPU, says the test")
+
+    monkeypatch.setattr(planning.select, "choose", none)
+    assert "CUDA's own context" in planned([], [], device="cuda").unplanned[-1]
+    plan = planned([Rgb(), _NeedsGpu()], [Hold({"image"})], [str(clip)], device="cuda")
+    assert plan.notes[1] == "stage 'stats' cannot be opened to be planned: no GPU, says the stage"
+    assert plan.nbytes("pinned")
+
+
 def test_the_command_and_wrong_words(pipeline_file, capsys):
     assert cli.main(["plan", str(pipeline_file), "--desktop-memory", "much"]) == 2
     assert "--desktop-memory much" in capsys.readouterr().err
+    for factor in ("inf", "1e400"):
+        assert cli.main(["plan", str(pipeline_file), "--windows-factor", factor]) == 2
+        assert "--windows-factor inf: expected a finite number" in capsys.readouterr().err
+    assert cli.main(["plan", str(pipeline_file), "--device", "simulated", "--desktop-memory", "0"]) == 0
+    assert "what is needed + 0 GB" in capsys.readouterr().out
     assert cli.main(["plan", str(pipeline_file), "--set", "staging.batch=none"]) == 2
     assert cli.main(["plan", str(pipeline_file), "--source", "none.mp4"]) == 1
     assert "nothing could be planned" in capsys.readouterr().out
@@ -559,6 +728,13 @@ class _Reads(Stats):
     def __init__(self) -> None:
         super().__init__()
         self.reads = frozenset({"nothing"})
+
+
+class _NeedsGpu(Stats):
+    """Cannot be opened without a GPU."""
+
+    def open(self, device: Any) -> None:
+        raise RuntimeError("no GPU, says the stage")
 
 
 class _Crop(Stats):

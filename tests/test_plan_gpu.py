@@ -46,7 +46,7 @@ def most_taken(plan: Plan) -> int:
 def test_a_run_takes_what_was_planned(name, strategy, batch, depth):
     make, reads = PIPELINES[name]
     staging = {"strategy": strategy, "batch": batch, "depth": depth, "batch_timeout_s": 10}
-    frames = {"sources": [source(80, **SIZE)], "device": "cuda", "staging": staging, "threads": 1}
+    frames = {"sources": [source(83, **SIZE)], "device": "cuda", "staging": staging, "threads": 1}
     plan = planning.plan(stages=make(), sinks=[Hold(reads)], **frames)
     sink = Hold(reads)
     pipeline = Pipeline(stages=make(), sinks=[sink], **frames)
@@ -94,7 +94,8 @@ def test_a_hog_in_another_process_is_seen():
 
 
 def test_what_does_not_fit_into_video_memory_is_not_begun(monkeypatch, capsys):
-    total = planning.plan([source()], device="cuda").limits[2].total
+    limits = planning.plan([source()], device="cuda").limits
+    total = next(limit.total for limit in limits if limit.source == "cudaMemGetInfo")
     large = source(8, width=3840, height=2160)
     batch = total // (2 * large.spec.nbytes) + 1  # two halves are more than there is
     options: dict[str, Any] = {"device": "cuda", "staging": {"strategy": "direct", "batch": batch}, "threads": 1}

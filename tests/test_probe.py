@@ -200,6 +200,7 @@ def test_a_refused_lock_has_its_code_and_the_limit(monkeypatch):
 
     monkeypatch.setattr(_host_blocks.ctypes, "CDLL", lambda *args, **kwargs: SimpleNamespace(mlock=mlock))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
+    monkeypatch.setattr(_host_blocks.pagelock, "_may_lock_all", lambda: False)
     with pytest.raises(RefusedError, match=r"mlock: .* ENOMEM .*RLIMIT_MEMLOCK is 65536 bytes") as caught:
         Locked(1 << 20)
     assert (caught.value.code, caught.value.name) == (errno.ENOMEM, "ENOMEM")

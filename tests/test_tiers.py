@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,16 @@ class Maker:
     """Makes blocks and notes what is asked for and given back."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, str, bool]] = []
+        self.asked: list[tuple[int, str]] = []
         self.freed: list[int] = []
         self.fails: type[Exception] | None = None
+        self.meanwhile: Callable[[], Any] = lambda: None
 
-    def make(self, nbytes: int, owner: str, pinned: bool) -> np.ndarray:
+    def make(self, nbytes: int, owner: str) -> np.ndarray:
         if self.fails is not None:
             raise self.fails("no more")
-        self.asked.append((nbytes, owner, pinned))
+        self.asked.append((nbytes, owner))
+        self.meanwhile()
         return aligned_empty(nbytes, ALIGN)
 
     def free(self, block: np.ndarray) -> None:
@@ -75,7 +77,7 @@ def test_a_block_that_was_dropped_is_used_again_for_its_size_alone(cold, maker):
     assert address(other) != place
     again = cold.empty((250,), "float32", "c")
     assert address(again) == place and again.dtype == np.float32
-    assert maker.asked == [(1000, "a", True), (999, "b", True)]
+    assert maker.asked == [(1000, "a"), (999, "b")]
     assert numbers(cold.state()) == {
         "bytes": 1999, "blocks": 2, "in_use_bytes": 1999, "in_use_blocks": 2, "made": 2, "reused": 1,
         "peak_bytes": 1999, "peak_in_use_bytes": 1999,
@@ -164,13 +166,16 @@ def test_memory_of_a_device_begins_at_multiples_of_64_kib(make):
 
 def test_what_is_reserved_stays_until_it_is_asked_back(cold, maker):
     assert cold.reserve(1000, 3, "read-back") == 3
-    assert maker.asked == [(1000, "read-back", True)] * 3
+    assert maker.asked == [(1000, "read-back")] * 3
     held = [cold.empty((1000,), "uint8") for _ in range(5)]
     assert cold.state().made == 5 and cold.state().reused == 3
     del held
     assert cold.give_back() == 2000 and maker.freed == [1000, 1000]
     assert cold.give_back() == 0
-    assert cold.give_back(reserved=True) == 3000
+    cold.unreserve(1000, 1)
+    assert cold.give_back() == 1000
+    cold.unreserve(1000, 7)
+    assert cold.give_back() == 2000
     assert numbers(cold.state()) == {
         "made": 5, "reused": 3, "returned_bytes": 5000, "peak_bytes": 5000, "peak_in_use_bytes": 5000,
     }  # fmt: skip
@@ -179,7 +184,7 @@ def test_what_is_reserved_stays_until_it_is_asked_back(cold, maker):
 
 def test_blocks_that_are_held_are_not_given_back(cold, maker):
     held = cold.empty((50,), "uint8")
-    assert cold.give_back(reserved=True) == 0 and maker.freed == []
+    assert cold.give_back() == 0 and maker.freed == []
     del held
     assert cold.give_back() == 50
 
@@ -188,8 +193,8 @@ def test_growth_is_of_the_size_that_is_wanted_most(cold, maker):
     assert cold.grow(5) == 0, "nothing is known of what is wanted"
     held = [cold.empty((100,), "uint8") for _ in range(3)] + [cold.empty((200,), "uint8")]
     cold.reserve(10_000, 1)
-    assert cold.grow(2) == 200 and maker.asked[-2:] == [(100, "growth of the cold tier", True)] * 2
-    assert cold.grow(1, 200, "guard") == 200 and maker.asked[-1] == (200, "guard", True)
+    assert cold.grow(2) == 200 and maker.asked[-2:] == [(100, "growth of the cold tier")] * 2
+    assert cold.grow(1, 200, "guard") == 200 and maker.asked[-1] == (200, "guard")
     assert cold.state().free_blocks == 4
     del held[:3]
     assert cold.grow(1) == 200, "most of what is held is now of the other size"
@@ -200,6 +205,20 @@ def test_growth_by_bytes_is_of_whole_blocks(cold):
     held = [cold.empty((100,), "uint8")]
     assert cold.grow_by(99) == 0 and cold.grow_by(250) == 200
     assert cold.state().free_blocks == 2 and len(held) == 1
+
+
+def test_blocks_that_are_held_count_as_reserved(cold, maker):
+    cold.reserve(1000, 3)
+    held = [cold.empty((1000,), "uint8") for _ in range(5)]
+    del held[2:]
+    assert cold.give_back() == 2000, "two held and one free are the three that were reserved"
+    assert cold.state().blocks == 3 and len(held) == 2
+
+
+def test_a_tier_that_is_closed_while_it_grows_keeps_nothing(cold, maker):
+    maker.meanwhile = cold.close
+    assert cold.reserve(100, 3) == 1
+    assert maker.freed == [100] and cold.state().bytes == 0
 
 
 def test_a_tier_that_is_closed_does_not_grow(cold):
@@ -226,25 +245,6 @@ def test_utilisation_is_the_share_that_is_held(cold):
     assert cold.utilisation == 0.75
     del held[0]
     assert cold.utilisation == 0.5 and cold.state().peak_in_use_bytes == 300
-
-
-def test_a_cap_bounds_what_is_reserved_and_grown(cold):
-    cold.cap_nbytes = 450
-    assert cold.reserve(100, 3) == 3 and cold.grow(3, 100) == 100 and cold.grow(1, 50) == 50
-    assert cold.state().bytes == cold.state().cap_bytes == 450
-    cold.cap_nbytes = None
-    assert cold.grow(1, 1000) == 1000
-
-
-def test_beyond_the_cap_memory_is_pageable_and_goes_as_soon_as_it_is_dropped(cold, maker):
-    cold.cap_nbytes = 250
-    held = [cold.empty((100,), "uint8", "a") for _ in range(4)]
-    assert [pinned for _, _, pinned in maker.asked] == [True, True, False, False], "nothing ever waits for memory"
-    assert cold.state().bytes == 400
-    del held[3], held[2]
-    assert maker.freed == [100, 100] and cold.state().bytes == 200
-    del held
-    assert maker.freed == [100, 100] and cold.state().free_bytes == 200, "within the cap it stays"
 
 
 def test_memory_that_cannot_be_had_is_not_counted(cold, maker):
@@ -335,6 +335,25 @@ def test_the_hot_tier_is_never_resized_but_for_an_input_that_grows():
     assert (memory["replans"], hot["made"], hot["blocks"]) == (1, 2, 1) and hot["returned_bytes"] > 0
 
 
+def test_of_many_sizes_the_cold_tier_keeps_the_last():
+    sizes = [(64 + 2 * i, 48) for i in range(12)]
+    frames = [frame for size in sizes for frame in pattern_frames(2, *size)]
+    with Pipeline([FrameList(frames=frames)], ["rgb"], [lambda frame: None], device="simulated") as pipeline:
+        memory = pipeline.run().to_dict()["memory"]
+    cold = memory["tiers"]["cold"]
+    each = [4 * width * height * 3 for width, height in sizes]
+    assert (cold["made"], cold["bytes"]) == (len(sizes) * 4, sum(each[-2:])), "of the last and the one before"
+    assert cold["returned_bytes"] == sum(each[:-2])
+
+
+def test_sizes_that_come_by_turns_are_page_locked_once():
+    sizes = [(64 + 32 * i, 48) for i in range(2)]
+    sources = [FrameList(name=str(size), frames=pattern_frames(12, *size)) for size in sizes]
+    with Pipeline(sources, ["rgb"], [lambda frame: None], device="simulated") as pipeline:
+        cold = pipeline.run().to_dict()["memory"]["tiers"]["cold"]
+    assert (cold["made"], cold["reused"], cold["returned_bytes"]) == (8, 24, 0)
+
+
 def test_memory_for_every_batch_is_hot_and_made_each_time():
     hot = memory_of("simulated", "per_frame")["tiers"]["hot"]
     assert hot["made"] == 6 and hot["returned_bytes"] == hot["made"] * 2 * PICTURE - hot["bytes"]
@@ -419,4 +438,17 @@ def test_a_cold_block_is_watched_and_poisoned_on_the_simulated_device():
     assert set(again.tolist()) == {0xA5}
     del again
     assert device.cold.give_back() == 16
+    device.close()
+
+
+def test_to_drop_memory_waits_for_no_lock_of_the_device():
+    """The collector may do so in a thread with the ledger's lock, for which a thread with the device's may wait."""
+    device = SimulatedDevice()
+    held = [device.host_output((16,), "uint8"), device.empty((16,), "uint8", device.stream("compute"))]
+    dropping = threading.Thread(target=held.clear)
+    with device.lock:
+        dropping.start()
+        dropping.join(10)
+        assert not dropping.is_alive()
+    assert device.tiers()["cold"].in_use_blocks == 0
     device.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framepipe.redact import redact
+from framepipe.redact import redact, without_folders
 from framepipe.units import format_bytes, format_seconds, parse_seconds
 
 
@@ -131,3 +131,29 @@ def test_no_password_before_a_host_survives(user, password, around):
 
 def test_an_exception_is_redacted_by_its_text():
     assert redact(OSError("rtsp://u:s3cr3t@h")) == "rtsp://***@h"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("framepipe bench '/home/me/a clip.mp4' --out=/tmp/x/d", "framepipe bench '…/a clip.mp4' --out=…/d"),
+        ("--set 'sources=[/a/b/c.mp4, /d/e.mp4]'", "--set 'sources=[…/c.mp4, …/e.mp4]'"),
+        (r"C:\Users\me\v.mp4: rate 1/2", "…/v.mp4: rate 1/2"),
+        (r"'D:\my clips\v.mp4' and 1/2", "'…/v.mp4' and 1/2"),
+        (r"\\server\share\v.mp4", "…/v.mp4"),
+        ("file:///home/me/a.mp4", "…/a.mp4"),
+        ('File "/usr/lib/x.py", line 3', 'File "…/x.py", line 3'),
+        ("(/a/b) /c", "(…/b) …/c"),
+    ],
+)
+def test_a_folder_of_the_machine_is_left_out(text, shown):
+    assert without_folders({"a": [text, 3, None], "b": (text,)}) == {"a": [shown, 3, None], "b": [shown]}
+    assert without_folders(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["rtsp://h:1/a/b", "http://h/a/b.mp4", "GB/s, 1/2, yes / no", "d/e.mp4", "/proc/self/status: VmRSS", "a // b", "/"],
+)
+def test_what_is_no_folder_of_the_machine_stays(text):
+    assert without_folders(text) == text

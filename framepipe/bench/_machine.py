@@ -8,10 +8,10 @@ from typing import Any
 from framepipe import registry
 from framepipe.bench import _pictures, _work
 from framepipe.device import select
+from framepipe.hardware import cpus
 from framepipe.memory_models import table as memory_models
-from framepipe.parts import cpus
 from framepipe.report import versions
-from framepipe.telemetry.base import Missing
+from framepipe.telemetry.base import Missing, Sensor
 from framepipe.telemetry.sensors import close_sensors, open_sensors, read_driver_model
 
 
@@ -47,7 +47,7 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
             "gpu": gpu,
             "strategies": _strategies(request, choice.kind),
             "sensors": {
-                **{f"{s.name}.{key}": f"{s.source}: {what}" for s in sensors for key, what in s.readings.items()},
+                **{f"{s.name}.{key}": f"{_source(s)}: {what}" for s in sensors for key, what in s.readings.items()},
                 **words,
             },
             "missing": {s.name: s.reason for s in sensors if isinstance(s, Missing)},
@@ -57,6 +57,11 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
         }
     finally:
         close_sensors(sensors)
+
+
+def _source(sensor: Sensor) -> str:
+    """Where a sensor reads; which control group that is would say much of a machine and nothing of the figures."""
+    return "control group" if sensor.name == "cgroup" else sensor.source
 
 
 def _model(choice: select.Choice) -> tuple[dict[str, Any], dict[str, str]]:

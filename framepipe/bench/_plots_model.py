@@ -12,6 +12,7 @@ from framepipe.bench._reading import DASH, NO_BREAK, Cell, figure, plain, typica
 
 _FIRST = "model.free"
 _SIZES = {"total", "resident", "others", "ram", "granularity", "metadata", "tables", "step"}
+_UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 Run = tuple[Cell, Mapping[str, Any]]
 
 
@@ -19,6 +20,22 @@ def runs(cells: Sequence[Cell]) -> list[Run]:
     """The cells that have something modelled, with it: that of the repeat nearest to the median rate."""
     found = [(cell, _modelled(cell)) for cell in cells]
     return [(cell, modelled) for cell, modelled in found if modelled.get("t_s") and modelled.get("columns")]
+
+
+def sentences(cells: Sequence[Cell]) -> list[str]:
+    """What the model makes of each strategy, in words; empty if nothing is modelled."""
+    return [_sentence(name_of(cell), modelled) for cell, modelled in runs(cells)]
+
+
+def _sentence(strategy: str, modelled: Mapping[str, Any]) -> str:
+    least, now = figure(modelled.get("least_free"), "bytes"), figure(modelled.get("now_s"), "s")
+    refused = "none refused"
+    if modelled.get("refusals"):  # the pipeline asks for no more then
+        refused = "then one refused, and memory is pageable from there on"
+    return (
+        f"Modelled by {modelled.get('name')}, not measured: with {strategy} {least} stay free in {now} of video; "
+        f"pins: {modelled.get('pins', DASH)}, {refused}."
+    )
 
 
 def _modelled(cell: Cell) -> Mapping[str, Any]:
@@ -74,9 +91,13 @@ def _parameters(model: Mapping[str, Any]) -> str:
 def _parameter(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if key not in _SIZES or not isinstance(value, int):
-        return plain(key, value)
-    return f"{value >> 10}{NO_BREAK}KiB" if value and not value & 1023 and value < 1 << 30 else figure(value, "bytes")
+    return _exactly(value) if key in _SIZES and isinstance(value, int) else plain(key, value)
+
+
+def _exactly(nbytes: int) -> str:
+    """All digits of a size, in the unit that needs the fewest: it is what somebody chose, 11.95 GB and not 12."""
+    units = [(unit, size) for unit, size in _UNITS.items() if nbytes >= size] or [("B", 1)]
+    return min((f"{nbytes / size:.13g}{NO_BREAK}{unit}" for unit, size in units), key=len)
 
 
 def _columns(found: Sequence[Run]) -> list[str]:
@@ -96,7 +117,7 @@ def _words(column: str, sensors: Mapping[str, Any]) -> str:
 
 
 def _table(title: str, found: Sequence[Run]) -> str:
-    head = ("strategy", "modelled time", "free at least", "pins", "page-locked in all", "pins refused", "what happened")
+    head = ("strategy", "modelled time", "free at least", "pins", "page-locked in all", "pins refused")
     rows = [
         (
             name_of(cell),
@@ -105,13 +126,17 @@ def _table(title: str, found: Sequence[Run]) -> str:
             modelled.get("pins", DASH),
             figure(modelled.get("pinned_ever"), "bytes"),
             modelled.get("refusals", DASH),
-            _happened(modelled),
         )
         for cell, modelled in found
     ]
-    return panel(title, svg.table(head, rows, f"Modelled, {title}"))
+    happened = (
+        svg.tag("p", svg.text(f"{name_of(cell)}: {words}."))
+        for cell, modelled in found
+        if (words := _happened(modelled))
+    )
+    return panel(title, svg.table(head, rows, f"Modelled, {title}") + "".join(happened))
 
 
 def _happened(modelled: Mapping[str, Any]) -> str:
     marks = _plots_memory.readable(modelled.get("marks") or ())
-    return ", ".join(f"{label} at {figure(time_s, 's')}" for time_s, label in marks) or DASH
+    return ", ".join(f"{label} at {figure(time_s, 's')}" for time_s, label in marks)

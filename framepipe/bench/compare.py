@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,8 @@ def load(path: str | Path) -> dict[str, Any]:
     schema = record.get("schema") if isinstance(record, dict) else None
     if not isinstance(record, dict) or schema not in _KINDS:
         known = f"neither a bench ({BENCH}), a run report ({RUN}) nor a baseline of the doctor ({DOCTOR})"
-        raise ConfigError(f"{path}: is {known}, but {schema!r}")
+        other = f"its schema is {schema!r}" if schema is not None else "it has no schema"
+        raise ConfigError(f"{path}: is {known}: {other}")
     return record
 
 
@@ -102,7 +103,8 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any], tolerance: floa
     if not 0 <= tolerance < float("inf"):
         raise ConfigError(f"the tolerance is a share of 0 or more, such as 0.03, not {tolerance}")
     if first.get("schema") != second.get("schema"):
-        raise ConfigError(f"{first.get('schema')} and {second.get('schema')} cannot be compared")
+        kinds = f"{first.get('schema')} and {second.get('schema')}"
+        raise ConfigError(f"{kinds} cannot be compared: give two records of one kind")
     kind = _KINDS[str(first["schema"])]
     find_rows, find_provenance = {
         "bench": (_bench_rows, _bench_provenance),
@@ -198,7 +200,10 @@ def _doctor_rows(first: Mapping[str, Any], second: Mapping[str, Any], tolerance:
     for key in [*here, *(key for key in there if key not in here)]:
         known = here.get(key) or there[key]
         one, other = (side[key]["samples"] if key in side else () for side in (here, there))
-        yield from _judged(*key, one, other, known["more_is_better"], tolerance, known.get("least", 0))
+        once = min(len(one), len(other)) < 2
+        for row in _judged(*key, one, other, known["more_is_better"], tolerance, known.get("least", 0)):
+            told = once and row.verdict in (BETTER, WORSE)
+            yield replace(row, reason="measured once: its noise is not known") if told else row
 
 
 def _doctor_provenance(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

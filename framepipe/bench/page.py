@@ -95,7 +95,10 @@ def _top(record: Mapping[str, Any]) -> Iterator[str]:
         yield svg.tag(
             "ul", "".join(svg.tag("li", svg.text(note)) for note in notes), class_="notes", aria_label="Notes"
         )
-    verdicts = [_verdict_box(title, _verdict.sentences(group)) for title, group in groups(record).items()]
+    verdicts = [
+        _verdict_box(title, [*_verdict.sentences(group), *_plots_model.sentences(base_cells(group))])
+        for title, group in groups(record).items()
+    ]
     how = (
         f"Medians of repeats measured here. They differ where they are more than {TOLERANCE * 100:g} % apart and the "
         f"ranges of the repeats do not overlap or, from {ENOUGH} repeats on, a rank-sum test finds p below "

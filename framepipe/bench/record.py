@@ -1,7 +1,8 @@
 """The record of a bench, schema ``framepipe.bench/1``: what ``bench.json`` holds.
 
-Unknown is None, never 0 or NaN. Sizes are bytes, times seconds unless the name says ``_ms``. A cell's ``runs`` has an
-entry a repeat; its ``summary`` has medians over the repeats, with least and most for the rates.
+A record is passed on: it names no folder, user or control group of the machine. Unknown is None, never 0 or NaN. Sizes
+are bytes, times seconds unless the name says ``_ms``. A cell's ``runs`` has an entry a repeat; its ``summary`` has
+medians over the repeats, with least and most for the rates.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import psutil
 from framepipe import __version__
 from framepipe.bench.cells import Cell, Input
 from framepipe.hardware import cpu_name, driver_version
+from framepipe.redact import without_folders
 
 SCHEMA = "framepipe.bench/1"
 OK, UNAVAILABLE, FAILED, REFUSED, UNFINISHED = "ok", "unavailable", "failed", "refused", "unfinished"
@@ -80,7 +82,7 @@ def _provenance(
     inputs: Sequence[Input], machine: Mapping[str, Any], parameters: Mapping[str, Any], command: str
 ) -> dict[str, Any]:
     return {
-        "command": command,
+        "command": without_folders(command),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": 0.0,
         "framepipe": __version__,

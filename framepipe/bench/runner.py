@@ -17,6 +17,7 @@ from framepipe.bench.cells import Cell, plan
 from framepipe.bench.options import Options, Step
 from framepipe.bench.record import FAILED, OK, REFUSED, UNAVAILABLE, UNFINISHED
 from framepipe.errors import ConfigError, FramepipeError
+from framepipe.redact import without_folders
 
 _PARITY_FRAMES = {"staging": (24, 96), "pipeline": (24, 48)}
 """Least and most pictures whose hashes are compared: so many that slots are used again, where that is affordable."""
@@ -92,7 +93,7 @@ class Bench:
         if outcome.result is None:
             error = ConfigError if outcome.exit_code == 2 else FramepipeError
             raise error(outcome.reason or "this machine cannot be examined")
-        return outcome.result
+        return dict(without_folders(outcome.result))
 
     def _plan(self) -> list[Cell]:
         device = self._machine["device"]
@@ -209,7 +210,7 @@ class Bench:
                 if outcome.result is None:
                     self._fail(cell, outcome)
                 else:
-                    self._entry(cell)["runs"].append(outcome.result)
+                    self._entry(cell)["runs"].append(without_folders(outcome.result))
             self._settle_all(cells)
 
     def _settle_all(self, cells: Iterable[Cell]) -> None:
@@ -300,7 +301,7 @@ class Bench:
         return bool(self._entry(cell)["status"] == UNFINISHED)
 
     def _end(self, cell: Cell, status: str, reason: str) -> None:
-        self._entry(cell).update(status=status, reason=reason)
+        self._entry(cell).update(status=status, reason=without_folders(reason))
 
     def _fail(self, cell: Cell, outcome: Outcome) -> None:
         reason = outcome.reason or "nothing was delivered"

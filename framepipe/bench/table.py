@@ -65,10 +65,11 @@ def _modelled(record: Mapping[str, Any]) -> Iterator[str]:
             continue
         found = next((run["modelled"] for run in cell["runs"] if run.get("modelled")), None)
         if found is not None:
+            pins = f"{found['pins']} pin{'s' if found['pins'] != 1 else ''}"
             refused = f"{found['refusals']} refused" if found["refusals"] else "none refused"
             yield (
                 f"modelled by {found['name']}, not measured: {cell['id']}: {format_bytes(found['least_free'])} free at "
-                f"least in {format_seconds(found['now_s'])} of video, {found['pins']} pins, {refused}"
+                f"least in {format_seconds(found['now_s'])} of video, {pins}, {refused}"
             )
 
 

@@ -44,14 +44,23 @@ def _stack() -> tuple[Any, Any] | None:
     return quick.cuCtxPushCurrent_v2, quick.cuCtxPopCurrent_v2
 
 
+def driver_is_there() -> bool:
+    """Whether there is a driver; CUDA is not begun, which a process could not fork behind."""
+    return _library() is not None
+
+
+def _library() -> Any:
+    try:
+        return ctypes.CDLL(_NAME)
+    except OSError:
+        return None
+
+
 @cache
 def _driver() -> Any:
     """The driver's library, or None where it has another name than usual."""
-    try:
-        driver = ctypes.CDLL(_NAME)
-    except OSError:
-        return None
-    return None if driver.cuInit(0) else driver
+    driver = _library()
+    return None if driver is None or driver.cuInit(0) else driver
 
 
 @cache

@@ -135,6 +135,13 @@ class Device(HostAllocator, ABC):
     def trim(self) -> None:
         """Let go of recycled memory that nobody holds: pictures of another size are coming."""
 
+    def give_back(self) -> int:
+        """Give the device's memory that is kept to be used again back to the system; bytes of it. Any thread.
+
+        Behind whoever used it last; what is wanted later is made again.
+        """
+        return 0
+
     def part(self, array: Any, i: int) -> Any:
         """``array[i]`` as a frame gets it: memory whose holders are waited for one by one before it is used again."""
         return array[i]

@@ -105,6 +105,9 @@ class CpuDevice(Device):
     def empty(self, shape: tuple[int, ...], dtype: Any, stream: Stream) -> np.ndarray:
         return self._pool.empty(shape, dtype)
 
+    def give_back(self) -> int:
+        return self._pool.give_back()
+
     def trim(self) -> None:
         self._pool.give_back()
         self.cold.give_back()

@@ -217,6 +217,14 @@ class CudaDevice(Device):
         assert isinstance(stream, CudaStream)
         return self._outputs.lease(shape, np.dtype(dtype), stream)
 
+    @explained
+    def give_back(self) -> int:
+        with self.bound():
+            before = int(self._pool.total_bytes())
+            self._outputs.trim()
+            self._pool.free_all_blocks()
+            return max(0, before - int(self._pool.total_bytes()))  # others may take some meanwhile
+
     def trim(self) -> None:
         self._outputs.trim()
         self.cold.give_back()

@@ -178,8 +178,12 @@ class HostAllocator:
         """Make ``count`` blocks of `host_output` beforehand, so that none is made in the run."""
         self.cold.reserve(nbytes, count, owner)
 
-    def _cold_block(self, nbytes: int, owner: str, pinned: bool) -> np.ndarray:
-        return self.host_empty(nbytes, pinned=pinned, align=self.cold.align, owner=owner, tier=COLD)
+    def host_unreserve(self, nbytes: int, count: int) -> None:
+        """Let so many of them go with what nobody holds, when pictures of another size come."""
+        self.cold.unreserve(nbytes, count)
+
+    def _cold_block(self, nbytes: int, owner: str) -> np.ndarray:
+        return self.host_empty(nbytes, pinned=True, align=self.cold.align, owner=owner, tier=COLD)
 
     def _cold_free(self, block: np.ndarray) -> None:
         self.host_free(block)

@@ -75,7 +75,8 @@ class ModelledDevice(SimulatedDevice):
         with self.lock:
             self._pool.give_back()
         if not self.model.allocate(nbytes):
-            raise memory_error(nbytes, self.ledger.bytes.get(kind, 0), self.model.readings()["free"])
+            error = memory_error(nbytes, self.ledger.bytes.get(kind, 0), self.model.readings()["free"])
+            raise type(error)(f"{error}; {self.refusal}")
 
     def fixed_free(self, block: np.ndarray) -> None:
         super().fixed_free(block)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from framepipe.device._current import current
+from framepipe.device._current import current, driver_is_there
 from framepipe.device._packages import install_line
 from framepipe.device.base import Device
 from framepipe.errors import ConfigError, DeviceUnavailableError
@@ -86,7 +86,7 @@ def why_not(number: int = 0) -> str:
         runtime = int(cupy.cuda.runtime.runtimeGetVersion())
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
-            return f"CuPy is not installed: {install_line(None)}"
+            return f"CuPy is not installed: {install_line(None)}" if driver_is_there() else _NO_DRIVER
         if len(present) > 1:
             return _several(present, None)
         if any(library in str(error) for library in ("libcuda.so", "nvcuda.dll")):

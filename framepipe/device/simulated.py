@@ -281,6 +281,10 @@ class SimulatedDevice(Device):
             _merge(stream.clock, self._leased(array, "device"))  # reused behind whatever its last holder had seen
             return array
 
+    def give_back(self) -> int:
+        with self.lock:
+            return self._pool.give_back()
+
     def trim(self) -> None:
         with self.lock:
             self._pool.give_back()
@@ -298,9 +302,10 @@ class SimulatedDevice(Device):
         return self._dropped.pop(array.ctypes.data, {})
 
     def _note_drop(self, block: np.ndarray) -> None:
-        with self.lock:
-            self._dropped[block.ctypes.data] = dict(self.host_clock())
-            block[:] = POISON
+        # Without the lock: the collector may drop memory in a thread that has another lock, such as the ledger's, which
+        # whoever has this one waits for. Nobody else has the block now, and the clock is the thread's own.
+        self._dropped[block.ctypes.data] = dict(self.host_clock())
+        block[:] = POISON
 
     def _cold_free(self, block: np.ndarray) -> None:
         with self.lock:  # whoever dropped it answers for what streams did with it
@@ -368,5 +373,5 @@ class SimulatedDevice(Device):
                 except BaseException:
                     continue  # reported to whoever waited for it; closing goes on
             self._closed = True
-            self._pool.close()
-            self.cold.close()
+        self._pool.close()
+        self.cold.close()

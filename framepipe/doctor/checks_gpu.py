@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,11 @@ def devices(found: Found) -> Check:
             return answer("devices", "GPU", f"CuPy finds one; {gpu['reason']}", status=NOTE)
         status = UNKNOWN if gpu["driver"] else NOTE
         return answer("devices", "GPU", f"none is seen: {gpu['reason'] or 'no reason is given'}", status=status)
-    return answer("devices", "GPU", *(_device(number, device) for number, device in enumerate(gpu["devices"])))
+    lines: list[Line | str] = [_device(number, device) for number, device in enumerate(gpu["devices"])]
+    if len({device["name"] for device in gpu["devices"]}) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        words = "these numbers are nvidia-smi's; CUDA counts from the one that it takes for the fastest"
+        lines.append(Line(words, VENDOR, "NVIDIA, CUDA programming guide, CUDA_DEVICE_ORDER"))
+    return answer("devices", "GPU", *lines)
 
 
 def _device(number: int, device: Mapping[str, Any]) -> str:
@@ -42,7 +47,7 @@ def driver_model(found: Found) -> Check:
     """Whether Windows manages the GPU's memory (WDDM, MCDM) or the driver does (TCC), now and after the next boot."""
     known = found["gpu"]["devices"]
     if found["system"] != "win32":
-        words = "driver models are Windows' alone"
+        words = "there is none: this is not Windows"
         where = Line(
             "in WSL 2 the GPU is driven by Windows' driver, under WDDM", VENDOR, "NVIDIA, CUDA on WSL guide, 5"
         )
@@ -79,7 +84,7 @@ def _meaning(models: set[str | None]) -> list[Line]:
     if models & {"WDDM", "TCC"}:
         lines.append(
             Line(
-                "for a GPU without a display NVIDIA prefers MCDM now; TCC is deprecated, GeForce has none",
+                "for a GPU without a display NVIDIA prefers MCDM now; TCC is deprecated, and not every model has it",
                 VENDOR,
                 _NVML,
             )
@@ -96,6 +101,9 @@ def processes(found: Found) -> Check:
     if not rows:
         if known["reason"]:
             return answer("processes", "who else", f"{known['source']}: {known['reason']}", status=UNKNOWN)
+        if found["wsl2"]:  # where an empty list says nothing
+            words = Line("in WSL 2 processes cannot be asked for", VENDOR, "NVIDIA, CUDA on WSL guide, 5.2")
+            return answer("processes", "who else", words, *_held(found, 0), status=UNKNOWN)
         return answer("processes", "who else", f"nobody, by {known['source']}", *_held(found, 0))
     lines = [_user(row) for row in rows[:_SHOWN]]
     if len(rows) > _SHOWN:
@@ -133,5 +141,7 @@ def _held(found: Found, named: int) -> list[Line]:
     if rest < 512 << 20:
         return []
     words = f"{format_bytes(rest)} are used beside that, by the driver or by processes that are not listed here"
+    if found["system"] != "linux" or found["wsl2"]:
+        return [Line(words)]
     source = "users report that NVML does not list a machine's processes to a container: NVIDIA/nvidia-docker#1483"
     return [Line(words), Line("in a container, other processes may be hidden", CLAIM, source)]

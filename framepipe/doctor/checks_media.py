@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from framepipe.doctor import compiler
 from framepipe.doctor.check import NOTE, Check, Found, Line, answer
 
@@ -13,13 +15,19 @@ def codecs(found: Found) -> Check:
         return answer("codecs", "NVDEC, NVENC", "PyAV cannot be imported, so that its FFmpeg is not known", status=NOTE)
     lines, lacking = [], False
     for what, name in (("decoding", "nvidia_decoders"), ("encoding", "nvidia_encoders")):
-        built = ", ".join(video[name]) or "none"
+        built = _short(video[name])
         library = found["driver_libraries"].get(what)
         state = _library(library)
         lacking = lacking or library is None or library["reason"] is not None or not video[name]
         lines.append(f"{what}: FFmpeg has {built}; {state}")
     lines.append("framepipe decodes on the CPU; the encoders are for `video: {codec: h264_nvenc}`")
     return answer("codecs", "NVDEC, NVENC", *lines, status=NOTE if lacking else "ok")
+
+
+def _short(codecs: Sequence[str]) -> str:
+    """``h264_nvenc`` and ``av1_nvenc`` are ``h264, av1 by nvenc``."""
+    kinds, _, by = zip(*(name.partition("_") for name in codecs), strict=True) if codecs else ((), "", ("",))
+    return f"{', '.join(kinds)} by {by[0]}" if kinds else "none"
 
 
 def _library(library: dict[str, str | None] | None) -> str:

@@ -13,6 +13,7 @@ from framepipe.probe.bandwidth import HOST_COPY
 from framepipe.units import format_bytes
 
 NOT_MEASURED = "not measured; leave out --quick"
+_FALLBACK = "NVIDIA, support article 5490: System Memory Fallback"
 FALLBACK_DRIVER = (536, 40)
 """The first driver for Windows whose cudaMalloc may give system memory (NVIDIA's support article 5490)."""
 _AGREE_BYTES, _AGREE_SHARE = 256 << 20, 0.02
@@ -29,10 +30,13 @@ def bus(found: Found) -> Check:
     if not known:
         return answer("bus", "bus", f"nothing could be copied: {measured['reason']}", status=UNKNOWN)
     lines = [f"{words} {format_bytes(nbytes_per_s)}/s" for words, nbytes_per_s in known]
-    if not has_gpu(found):
-        lines.append("there is no bus to a GPU")
-    elif measured["reason"]:
+    gpu = measured["machine"]["gpu"]
+    if gpu and len(found["gpu"]["devices"]) > 1:
+        lines.append(f"measured on cuda:{gpu['index']}, {gpu['name']}")
+    if measured["reason"] and (has_gpu(found) or measured["device"] not in ("auto", "cpu")):
         lines.append(f"no bus was measured: {measured['reason']}")
+    elif not has_gpu(found):
+        lines.append("there is no bus to a GPU")
     return answer("bus", "bus", *lines, *_kept(measured), f"all measurements took {measured['seconds']:g} s")
 
 
@@ -42,7 +46,7 @@ def _rates(measured: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         ("page-locked, to the host", "to_host", "default"),
         ("pageable, to the device", "to_device", "pageable"),
         ("pageable, to the host", "to_host", "pageable"),
-        ("the processor, one thread", HOST_COPY, HOST_COPY),
+        ("host to host, one thread", HOST_COPY, HOST_COPY),
     )
     for words, what, kind in wanted:
         nbytes_per_s = rate(measured, what, kind)
@@ -137,9 +141,8 @@ def churn(found: Found) -> Check:
     if each["errors"]:
         lines.append(Line(f"refused: {each['errors']}"))
     if pooled is not None and pooled["take_p50_ms"] is not None:
-        lines.append(
-            Line(f"out of a pool it takes {pooled['take_p50_ms']:.3f} ms: `staging: pooled`, the default on a GPU")
-        )
+        words = f"out of a pool it takes {pooled['take_p50_ms']:.3f} ms: `staging: pooled`, the default on a GPU"
+        lines.append(Line(f"{words}; a run's report has how often it pinned (`memory.pinned_allocations`)"))
     return answer("churn", "pin and free", *lines)
 
 
@@ -149,18 +152,21 @@ def churn(found: Found) -> Check:
 def fallback(found: Found) -> Check:
     """Whether video memory that is full has become system memory in silence, by its signs (Windows alone)."""
     title = "fallback"
+    if not has_gpu(found):
+        return answer("fallback", title, "there is no GPU whose memory could be full")
     driver = _number(found["gpu"]["driver"])
     if found["wsl2"]:
         words = Line("users report that WSL 2 ignores Windows' setting", CLAIM, "microsoft/WSL#11050")
         return answer("fallback", title, "its signs are counters of Windows, not seen from here", words, status=UNKNOWN)
     if found["system"] != "win32":
-        return answer("fallback", title, "full video memory is an error here and not slow: the fallback is Windows'")
+        none = "full video memory is an error here and not slow: the fallback is of drivers for Windows"
+        return answer("fallback", title, Line(none, VENDOR, _FALLBACK))
     if driver is not None and driver < FALLBACK_DRIVER:
         return answer("fallback", title, f"driver {found['gpu']['driver']} has none: it came with 536.40")
     rule = Line(
         "since driver 536.40 full video memory may mean system memory, slow, in place of an error",
         VENDOR,
-        "NVIDIA, support article 5490: System Memory Fallback",
+        _FALLBACK,
     )
     before, after = found["windows"]
     if after["reason"]:
@@ -223,12 +229,13 @@ def _held(found: Found) -> Iterator[Line]:
             back = "all came back" if (row["free_after"] or 0) > -(8 << 20) else "not all came back in 5 s"
             yield Line(f"{size} {what} took {format_bytes(max(0, -row['free']))} of free video memory; {back}")
         elif row["allocate_s"] is not None:
-            yield Line(f"{size} {what} memory took {row['allocate_s']:.2f} s to make; there is no video memory to lose")
+            yield Line(f"{size} of {what} memory took {row['allocate_s']:.2f} s to make; it costs no video memory")
 
 
 def _expected(found: Found) -> Iterator[Line]:
     if not has_gpu(found):
-        yield Line("on the CPU nothing is gained by pinning: the decoder's own frames travel (`staging: direct`)")
+        words = "on the CPU nothing is gained by pinning: the decoder's own frames travel (`staging: direct`)"
+        yield Line(words, ELSEWHERE, "framepipe's README, How fast it is")
         return
     if found["system"] == "win32":
         yield Line(
@@ -236,7 +243,7 @@ def _expected(found: Found) -> Iterator[Line]:
             VENDOR,
             "Microsoft, Windows driver docs: GPU segments, Process residency budgets",
         )
-        yield Line("an article's 200 to 400 MB of video memory for each GB: no report bears it out", CLAIM)
+        yield Line("an article's 200 to 400 MB of video memory for each GB: no report confirms it or refutes it", CLAIM)
     elif not found["wsl2"]:
         words = "2 MB of page tables in video memory for each GB, and nothing below 256 MB"
         yield Line(words, ELSEWHERE, "Linux 6.18, one H200, driver 580.159, `framepipe probe pinned`")
@@ -249,7 +256,7 @@ def _changes(found: Found) -> Iterator[str]:
     refused = [row for row in pinned_rows(measured) if row["kind"] == "default" and row["status"] == "failed"]
     if refused and not found["wsl2"]:
         size = format_bytes(refused[0]["requested"])
-        yield f"{size} cannot be page-locked here: keep slots * batch * picture below, or use staging: pageable"
+        yield f"{size} could not be page-locked: keep slots * batch * picture below, or use staging: pageable"
     page_locked, pageable = (rate(measured, "to_device", kind) for kind in ("default", "pageable"))
     if page_locked and pageable and pageable > _SLOW_PAGEABLE * page_locked:
         yield (

@@ -33,18 +33,19 @@ def container(found: Found) -> Check:
     limit, used = memory["cgroup_limit_bytes"], memory["cgroup_used_bytes"]
     lines, advice = [], []
     if limit is None:
-        lines.append(Line(f"no limit of memory ({memory['cgroup']})"))
+        seen = "" if used is not None else " is seen"
+        lines.append(Line(f"no limit of memory{seen} ({memory['cgroup']})"))
     else:
-        of = "" if used is None else f", {format_bytes(used)} of it used"
-        lines.append(Line(f"limit {format_bytes(limit)}{of} ({memory['cgroup']})"))
+        cache = format_bytes(memory["cgroup_page_cache_bytes"] or 0)
+        of = "" if used is None else f", {format_bytes(used)} of it used, {cache} of that by pages of files"
+        lines.append(Line(f"limit {format_bytes(limit)}{of} ({memory['cgroup']}); `framepipe plan` goes by it"))
         lines.append(Line("page-locked memory is expected to count, as shared memory; not measured", CLAIM))
-        advice.append(f"this container may use {format_bytes(limit)}: page-locked memory counts too")
     usable = cpu["usable"] or cpu["logical"] or 1
     if cpu["quota"] and cpu["quota"] < usable:
         lines.append(Line(f"{cpu['quota']:g} CPUs of {usable} by quota"))
         threads = max(1, int(cpu["quota"]))
         advice.append(f"this container gets {cpu['quota']:g} CPUs of {usable}: set threads: {threads}")
-    return answer("container", "container", *lines, advice=tuple(advice))
+    return answer("container", "container", *lines, advice=tuple(advice), status="ok" if limit is None else NOTE)
 
 
 def page_lock(found: Found) -> Check:
@@ -57,8 +58,11 @@ def page_lock(found: Found) -> Check:
             VENDOR,
             "Microsoft, Windows driver docs: Calculating graphics memory",
         )
-        return answer("page_lock", "page-lock", words, half)
-    said = "no limit" if limit is None else f"RLIMIT_MEMLOCK is {format_bytes(limit)}, for `staging: locked`"
+        return answer("page_lock", "page-lock", words, *([half] if has_gpu(found) else []))
+    said = "no limit" if limit is None else f"RLIMIT_MEMLOCK is {format_bytes(limit)}"
+    said = f"{said}, for `staging: locked`"
+    if not has_gpu(found) or found["wsl2"]:  # not known of WSL 2
+        return answer("page_lock", "page-lock", said)
     free = Line("CUDA is not bound by it", ELSEWHERE, "pins beyond the limit, Linux, H200; NVIDIA's kernel modules")
     return answer("page_lock", "page-lock", said, free)
 

@@ -47,7 +47,8 @@ def cupy(driver: str | None) -> dict[str, Any]:
     packages = {name: known for name in CUPY if (known := version(name))}
     out: dict[str, Any] = {"packages": packages, "works": None, "error": None, "cuda": None}
     if packages:
-        text = hardware.ask(sys.executable, "-c", _TRY_CUPY, timeout_s=120).text or ""
+        # -P: the working folder is not looked at for modules, whatever lies there.
+        text = hardware.ask(sys.executable, "-P", "-c", _TRY_CUPY, timeout_s=120).text or ""
         try:
             out.update(json.loads(text))
         except ValueError:

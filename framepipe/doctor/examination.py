@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,15 @@ CHECKS: tuple[Callable[[Mapping[str, Any]], Check], ...] = (
 )
 
 
-def examine(how: How | None = None) -> dict[str, Any]:
+def examine(how: How | None = None, found: dict[str, Any] | None = None) -> dict[str, Any]:
     """The record of this machine, schema ``framepipe.doctor/1``, as plain JSON values.
 
     Without ``how`` nothing is measured and ``measured`` is None; with it child processes measure for some seconds.
     ``checks`` are in order, ``advice`` is that of all of them, ``fingerprint`` is what a comparison says is not the
-    same, and ``measures`` is what it judges. Raises `ConfigError` for a device that no machine has, and nothing else.
+    same, and ``measures`` is what it judges. ``found`` are `facts` that are known already; they are added to. Raises
+    `ConfigError` for a device that no machine has, and nothing else.
     """
-    found = _facts()
+    found = facts() if found is None else found
     before = gpus.windows_counters()
     found["measured"] = None
     if how is not None:
@@ -65,7 +67,8 @@ def examine(how: How | None = None) -> dict[str, Any]:
     return found
 
 
-def _facts() -> dict[str, Any]:
+def facts() -> dict[str, Any]:
+    """What the system, its programs and its packages tell, before anything is measured."""
     gpu = gpus.examine()
     found: dict[str, Any] = {
         "schema": SCHEMA,
@@ -123,6 +126,8 @@ def claim(path: Path, *, overwrite: bool) -> None:
         raise OutputExistsError(f"{path}: exists; --overwrite replaces it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):  # measuring takes minutes, and would be for nothing
+            pass
     except OSError as error:
         raise ConfigError(f"--save-baseline {path}: {error.strerror}") from None
 

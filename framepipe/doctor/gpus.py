@@ -54,7 +54,7 @@ def _query(what: str, fields: Any) -> str:
 
 def _rows(text: str | None, width: int) -> Iterator[list[str | None]]:
     for line in (text or "").splitlines():
-        parts = [part.strip() for part in line.split(",")]
+        parts = [part.strip() for part in line.split(",", width - 1)]  # a name, which may have commas, stands last
         if len(parts) == width:
             yield [None if part.strip("[]") in _SILENT else part for part in parts]
 
@@ -81,14 +81,17 @@ def processes(nvml: Any = None) -> dict[str, Any]:
     """
     try:
         library = importlib.import_module("pynvml") if nvml is None else nvml
-        return {"rows": list(_by_nvml(library)), "source": "NVML", "reason": None}
+        reasons: list[str] = []
+        rows = list(_by_nvml(library, reasons))
+        return {"rows": rows, "source": "NVML", "reason": reasons[0] if reasons and not rows else None}
     except ModuleNotFoundError:
         return _by_smi()
     except Exception as error:  # of the library or the driver
         return {"rows": [], "source": "NVML", "reason": describe(error)}
 
 
-def _by_nvml(nvml: Any) -> Iterator[dict[str, Any]]:
+def _by_nvml(nvml: Any, reasons: list[str]) -> Iterator[dict[str, Any]]:
+    """The rows; why a list of a GPU cannot be had is added to ``reasons``, and the others are."""
     nvml.nvmlInit()
     try:
         for number in range(nvml.nvmlDeviceGetCount()):
@@ -96,7 +99,12 @@ def _by_nvml(nvml: Any) -> Iterator[dict[str, Any]]:
             uuid = _text(nvml.nvmlDeviceGetUUID(handle))
             seen: dict[int, int | None] = {}
             for get in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
-                for row in get(handle):  # who computes and draws stands in both, each time with all it has
+                try:
+                    listed = get(handle)
+                except Exception as error:  # WSL 2 has neither list
+                    reasons.append(describe(error))
+                    continue
+                for row in listed:  # who computes and draws stands in both, each time with all it has
                     known = [nbytes for nbytes in (seen.get(row.pid), row.usedGpuMemory) if nbytes is not None]
                     seen[int(row.pid)] = int(max(known)) if known else None
             for pid, nbytes in seen.items():
@@ -123,11 +131,11 @@ def _last(path: str | None) -> str | None:
 
 
 def _by_smi() -> dict[str, Any]:
-    fields = ("gpu_uuid", "pid", "process_name", "used_gpu_memory")
+    fields = ("gpu_uuid", "pid", "used_gpu_memory", "process_name")
     answer = hardware.ask("nvidia-smi", _query("compute-apps", fields), *_FORMAT)
     rows = [
         {"gpu": uuid, "pid": int(pid), "name": _last(name), "nbytes": _mib(used)}
-        for uuid, pid, name, used in _rows(answer.text, len(fields))
+        for uuid, pid, used, name in _rows(answer.text, len(fields))
         if pid and pid.isdigit() and int(pid) != os.getpid()
     ]
     return {"rows": rows, "source": "nvidia-smi, compute processes alone", "reason": answer.reason}
@@ -157,9 +165,11 @@ def windows_counters(
     if system != "win32":
         return {"adapters": [], "processes": [], "reason": "only Windows has them"}
     try:
-        known = [adapter for adapter in adapters(find) if adapter.luid is not None]
+        every = adapters(find)
+        known = [adapter for adapter in every if adapter.luid is not None]
         if not known:
-            return {"adapters": [], "processes": [], "reason": "no adapter's memory is managed by Windows (TCC)"}
+            reason = "no adapter's memory is managed by Windows (TCC)" if every else "CUDA's driver shows no GPU"
+            return {"adapters": [], "processes": [], "reason": reason}
         return {**_read_pdh(known, pdh), "reason": None}
     except ModuleNotFoundError:
         return {"adapters": [], "processes": [], "reason": "pywin32 is not installed"}

@@ -47,7 +47,8 @@ class How:
 
 
 def measure(how: How, *, wsl2: bool, used_bytes: Mapping[str, int | None]) -> dict[str, Any]:
-    """What was measured, plain values: ``seconds``, ``complete``, ``machine``, and lists with an item a round.
+    """What was measured, plain values: ``seconds``, ``complete``, ``machine``, ``device`` as it was asked for, and
+    lists with an item a round.
 
     ``rates`` are those of `framepipe.probe.baselines.of`, ``churn`` and ``pinned`` rows of these probes, with the
     counters of the last ``control`` as ``counters`` and their ``sources``. ``used_bytes`` is what was used of each GPU,
@@ -58,7 +59,8 @@ def measure(how: How, *, wsl2: bool, used_bytes: Mapping[str, int | None]) -> di
         there, reason = machine.examine(how.device, how.run), None
     except DeviceUnavailableError as error:
         there, reason = machine.examine("cpu", how.run), str(error)
-    found: dict[str, Any] = {"rounds": how.rounds, "machine": there.about, "reason": reason or there.reason}
+    found: dict[str, Any] = {"rounds": how.rounds, "device": how.device, "machine": there.about}
+    found["reason"] = reason or there.reason
     lists: dict[str, list[Any]] = {"rates": [], "churn": [], "pinned": []}
     counters: dict[str, Any] = {"counters": {}, "sources": {}, "missing": {}}
     complete = True

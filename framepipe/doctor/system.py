@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ from framepipe.telemetry.base import SensorUnavailableError
 from framepipe.telemetry.cgroup import CgroupMemory
 
 _ROOT = Path("/")
+_CPU_GROUPS = (
+    (r"^0::(/.*)$", "", ("cpu.max",)),
+    (r"^\d+:(?:[^:]*,)?cpu(?:,[^:]*)?:(/.*)$", "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
+)
+"""Of versions 2 and 1: the line of /proc/self/cgroup, the mount, and the files with quota and period."""
 
 
 def processor(root: Path = _ROOT) -> dict[str, Any]:
@@ -31,24 +37,23 @@ def processor(root: Path = _ROOT) -> dict[str, Any]:
 
 
 def _quota(root: Path) -> float | None:
-    """CPUs that a container may use in the long run, from cgroup version 2."""
-    words = (_group_value(root, "cpu.max") or "").split()
-    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else None
+    """CPUs that may be used in the long run: the lowest quota of the process's control group and those above it."""
+    groups, found = _read(root / "proc" / "self" / "cgroup") or "", []
+    for line, mount, names in _CPU_GROUPS:
+        own = re.search(line, groups, re.MULTILINE)
+        for folder in _upwards(root / "sys" / "fs" / "cgroup" / mount, own[1]) if own else ():
+            words = " ".join(_read(folder / name) or "" for name in names).split()
+            if len(words) == 2 and all(word.isdigit() and int(word) for word in words):  # neither "max" nor -1
+                found.append(int(words[0]) / int(words[1]))
+    return min(found, default=None)
 
 
-def _group_value(root: Path, name: str) -> str | None:
-    """A value of this process's control group, or of the nearest one above that has it."""
-    own = re.search(r"^0::(/.*)$", _read(root / "proc" / "self" / "cgroup") or "", re.MULTILINE)
-    if own is None:
-        return None
-    mount = root / "sys" / "fs" / "cgroup"
-    at = mount / own[1].lstrip("/")
+def _upwards(mount: Path, path: str) -> Iterator[Path]:
+    at = mount / path.lstrip("/")
     for folder in (at, *at.parents):
-        if text := _read(folder / name):
-            return text
+        yield folder
         if folder == mount:
-            break
-    return None
+            return
 
 
 def memory(root: Path = _ROOT) -> dict[str, Any]:
@@ -68,7 +73,8 @@ def _group_memory(root: Path, total: int) -> dict[str, Any]:
     try:
         sensor = CgroupMemory(root / "proc" / "self" / "cgroup", root / "sys" / "fs" / "cgroup")
     except (SensorUnavailableError, OSError) as error:
-        return {"cgroup_limit_bytes": None, "cgroup_used_bytes": None, "cgroup": str(error)}
+        nothing = dict.fromkeys(("cgroup_limit_bytes", "cgroup_used_bytes", "cgroup_page_cache_bytes"))
+        return {**nothing, "cgroup": str(error)}
     found = sensor.read()
     sensor.close()
     limit = found["limit"]
@@ -76,6 +82,7 @@ def _group_memory(root: Path, total: int) -> dict[str, Any]:
     return {
         "cgroup_limit_bytes": limit if limit is not None and limit < total else None,
         "cgroup_used_bytes": found["current"],
+        "cgroup_page_cache_bytes": sensor.page_cache(),
         "cgroup": sensor.source,
     }
 

@@ -22,7 +22,8 @@ class Growth:
     """Decisions about the size of a pool from its use and from what is free. One `decide` a reading; arithmetic only.
 
     Growing needs both: the pool used up for a while, and room for the growth above the low mark. A rule that grows
-    *because* little is free adds to what it reacts to. After either decision ``cooldown_s`` passes before the next.
+    *because* little is free adds to what it reacts to. After either decision ``cooldown_s`` passes before the next,
+    and readings are counted anew.
     """
 
     def __init__(self, options: ColdOptions, low: Mark) -> None:
@@ -30,6 +31,10 @@ class Growth:
         self._low = low
         self._busy = self._idle = 0
         self._decided_s: float | None = None
+
+    def restart(self) -> None:
+        """Count readings anew: something else was done about memory meanwhile."""
+        self._busy = self._idle = 0
 
     def decide(self, t_s: float, readings: Sequence[Reading], nbytes: int, in_use: int) -> Resize | None:
         """What to do with a pool of ``nbytes``, ``in_use`` of them held; None for nothing."""
@@ -46,7 +51,7 @@ class Growth:
             found = Resize(in_use - nbytes, f"{percent or 0.0:.0f}% in use for {self._idle} readings")
         if found is not None:
             self._decided_s = t_s
-            self._busy = self._idle = 0
+            self.restart()
         return found
 
     def _grow(self, readings: Sequence[Reading], nbytes: int, percent: float) -> Resize | None:

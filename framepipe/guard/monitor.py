@@ -18,11 +18,16 @@ from framepipe.guard.readings import Memory, Reading
 from framepipe.units import format_bytes
 
 _log = logging.getLogger("framepipe.guard")
-_LEAST_INTERVAL_S = 1e-3
+_LEAST_WAIT_S = 1e-3
+_MOST_WAIT_S = 3600.0
+"""Systems have a limit to how long a thread may wait in one go; Windows' is 49 days."""
 
 
 class Controls(Protocol):
-    """What a guard may do to a run, and what it asks of it. Any thread; nothing of it waits for the device."""
+    """What a guard may do to a run, and what it asks of it. Any thread.
+
+    Nothing of it waits for the run, but memory that is given back is waited for, and may halt the device for a moment.
+    """
 
     depth: int
     """How many batches may be in flight in a run that nobody guards."""
@@ -35,6 +40,9 @@ class Controls(Protocol):
 
     def give_back(self) -> int:
         """Give what nobody uses of the cold tier back to the system; how many bytes."""
+
+    def give_back_device(self) -> int:
+        """Give what the device keeps for results to come back to the system; how many bytes."""
 
     def grow(self, nbytes: int) -> int:
         """Let the cold tier grow by up to ``nbytes``; by how many it did."""
@@ -86,8 +94,8 @@ class Guard:
     """Watches memory as `GuardOptions` say. `run` is the body of its thread, or `tick` is called as time passes.
 
     ``open_memory`` makes what is read, in the thread that reads; ``callback`` gets every decision's `Record` in it, and
-    what it raises ends the run. ``clock`` gives seconds that never go back, ``wait`` sleeps for as many as it is given
-    and returns True once the guard has been told to stop; both are for tests.
+    what it raises is raised there. ``clock`` gives seconds that never go back, ``wait`` sleeps for as many as it is
+    given and returns True once the guard has been told to stop; both are for tests.
     """
 
     def __init__(
@@ -119,7 +127,9 @@ class Guard:
         self._events: deque[Record] = deque(maxlen=options.keep)
         self._decisions = self._samples = self._unknown = 0
         self._reading_s = self._cpu_s = 0.0
-        self._least: Record | None = None
+        self._first_s: float | None = None  # this and the next by the machine's clock, as is what it costs
+        self._ended_s: float | None = None
+        self._least: tuple[float, Record] | None = None
         self._least_depth = controls.depth
         self._page_locking = True
 
@@ -135,7 +145,7 @@ class Guard:
         """The body of a thread: a reading now and then every ``interval_s``, until `stop`."""
         while True:
             self.tick()
-            if self._wait(max(_LEAST_INTERVAL_S, self._due_s - self._clock())):
+            if self._wait(min(max(_LEAST_WAIT_S, self._due_s - self._clock()), _MOST_WAIT_S)):
                 return
 
     def tick(self) -> None:
@@ -157,6 +167,7 @@ class Guard:
     def close(self) -> None:
         """Close the sensors and the file, once nobody reads any more. Idempotent."""
         self._stop.set()
+        self._ended_s = time.perf_counter() if self._ended_s is None else self._ended_s
         memory, self._memory = self._memory, None
         file, self._file = self._file, None
         try:
@@ -171,6 +182,7 @@ class Guard:
     def sample(self) -> None:
         """Read, decide, carry out and note, now."""
         wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        self._first_s = wall_s if self._first_s is None else self._first_s
         now_s = self._clock()
         if self._began_s is None:
             self._began_s = now_s
@@ -183,20 +195,28 @@ class Guard:
         self._samples += 1
         self._unknown += reading is None
         record = self._note(reading)
-        if reading is not None and (self._least is None or _share(record) < _share(self._least)):
-            self._least = record
+        if reading is not None:
+            self._keep_least(reading, record)
         for decision in decisions:
             self._tell(reading, decision.event, f"{decision.why}: {self._carry_out(reading, decision)}")
-        if not decisions and self._policy.level == "ok":
-            self._resize(now_s, reading, readings)
+        self._resize(now_s, reading, readings, calm=not decisions and self._policy.level == "ok")
         self._reading_s += time.perf_counter() - wall_s
         self._cpu_s += time.thread_time() - cpu_s
+
+    def _keep_least(self, reading: Reading, record: Record) -> None:
+        mark = self.options.low.of(reading.total)
+        if mark:  # nearest to its own mark: counts have different totals
+            near = reading.free / mark
+            if self._least is None or near < self._least[0]:
+                self._least = near, record
 
     def _carry_out(self, reading: Reading | None, decision: Decision) -> str:
         controls = self._controls
         match decision.do:
             case "give_back":
-                return f"{format_bytes(controls.give_back())} of cold memory given back"
+                cold, device = controls.give_back(), controls.give_back_device()
+                beside = f" and {format_bytes(device)} of results" if device else ""
+                return f"{format_bytes(cold)} of cold memory{beside} given back"
             case "depth" | "raise_depth":
                 controls.set_depth(self._policy.depth)
                 self._least_depth = min(self._least_depth, self._policy.depth)
@@ -211,19 +231,22 @@ class Guard:
             case "stop":
                 controls.stop()
                 return "the run is ended"
-        return "nothing is left to do" if decision.event in ("low", "critical") else "as before"
+        return "nothing is left to do" if decision.event in ("low", "critical") else "the episode is over"
 
-    def _resize(self, now_s: float, reading: Reading | None, readings: Sequence[Reading]) -> None:
+    def _resize(self, now_s: float, reading: Reading | None, readings: Sequence[Reading], *, calm: bool) -> None:
         if self._growth is None:
+            return
+        if not calm:
+            self._growth.restart()
             return
         resize = self._growth.decide(now_s, readings, *self._controls.cold())
         if resize is None:
             return
+        # Blocks are whole and some are reserved, so that nothing may come of it: over and over, and not worth a line.
         if resize.nbytes > 0:
-            made = self._controls.grow(resize.nbytes)
-            self._tell(reading, "grow", f"{resize.why}: {format_bytes(made)} of cold memory made")
-        else:
-            freed = self._controls.give_back()
+            if made := self._controls.grow(resize.nbytes):
+                self._tell(reading, "grow", f"{resize.why}: {format_bytes(made)} of cold memory made")
+        elif freed := self._controls.give_back():
             self._tell(reading, "shrink", f"{resize.why}: {format_bytes(freed)} of cold memory given back")
 
     # -- what it tells --------------------------------------------------------------------------------------------
@@ -276,9 +299,13 @@ class Guard:
             yield self._unread.popleft()
 
     def report(self) -> dict[str, Any]:
-        """``guard`` of the report: options, what was least, what was decided, and what watching cost."""
-        options, least = self.options, self._least
+        """``guard`` of the report: options, what was least, what was decided, and what watching cost.
+
+        ``cost`` is measured, callbacks and what was done included, even where all the other times are modelled.
+        """
+        options, least = self.options, self._least[1] if self._least else None
         return {
+            "file": str(options.file) if options.file is not None else None,
             "low": str(options.low),
             "critical": str(options.critical_mark),
             "interval_s": options.interval_s,
@@ -295,9 +322,13 @@ class Guard:
             "cost": {
                 "reading_s": round(self._reading_s, 6),
                 "cpu_s": round(self._cpu_s, 6),
-                "elapsed_s": round(self._last_s, 4),
+                "elapsed_s": round(self._elapsed_s(), 4),
             },
         }
+
+    def _elapsed_s(self) -> float:
+        ended_s = time.perf_counter() if self._ended_s is None else self._ended_s
+        return 0.0 if self._first_s is None else ended_s - self._first_s
 
 
 def _free(reading: Reading | None) -> str:
@@ -305,9 +336,3 @@ def _free(reading: Reading | None) -> str:
         return "free memory unknown"
     of = f" of {format_bytes(reading.total)}" if reading.total is not None else ""
     return f"{format_bytes(reading.free)}{of} free ({reading.source})"
-
-
-def _share(record: Record) -> float:
-    if record.free is None:
-        return 1.0
-    return record.free / record.total if record.total else float(record.free)

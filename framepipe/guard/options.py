@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -22,8 +24,8 @@ _EXPECTED = "a share of the total such as 15%, or a number of bytes with a unit 
 
 Action = Literal["give_back", "depth", "pageable", "warn", "stop"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
-"""What a guard can do: free the cold tier's unused memory, have one batch less in flight, page-lock nothing more,
-put a warning into the report, end the run in good order."""
+"""What a guard can do: free memory that is kept to be used again (the cold tier's, and that of results on the device),
+have one batch less in flight, page-lock nothing more, put a warning into the report, end the run in good order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class ColdOptions:
     cooldown_s: float = 30.0
 
     def __post_init__(self) -> None:
+        _check_numbers(self)
         problems = [
             f"{name} is {getattr(self, name)}; it must be at least 1"
             for name in ("busy_samples", "idle_samples")
@@ -146,6 +149,7 @@ class GuardOptions:
     file: Path | None = None
 
     def __post_init__(self) -> None:
+        _check_numbers(self)
         problems = [
             f"{name} is {getattr(self, name):g}; it must be at least {least:g}"
             for name, least in (("interval_s", 0.05), ("cooldown_s", 1), ("calm_samples", 1), ("keep", 1))
@@ -155,6 +159,9 @@ class GuardOptions:
             problems.append(f"hysteresis_percent is {self.hysteresis_percent:g}; it cannot be negative")
         for name in ("on_low", "on_critical"):
             problems += _odd_actions(name, getattr(self, name))
+        for name in ("low", "critical"):
+            if not isinstance(mark := getattr(self, name), Mark | None) or (mark is None and name == "low"):
+                raise ConfigError(f"{name} is {mark!r}; expected a Mark, as parse_mark makes it")
         if not _is_below(self.critical_mark, self.low):
             problems.append(f"critical is {self.critical}; it must be less than low, {self.low}")
         if problems:
@@ -166,7 +173,26 @@ class GuardOptions:
         return self.critical or self.low.part(3)
 
 
+def _check_numbers(options: Any) -> None:
+    """Raise `ConfigError` for what is no number: dataclasses take anything, and NaN passes every comparison below."""
+    problems = [
+        f"{field.name} is {value!r}; expected a {'whole ' if field.type == 'int' else ''}number"
+        for field in fields(options)
+        if field.type in ("int", "float") and not _is_number(value := getattr(options, field.name), field.type)
+    ]
+    if problems:
+        raise ConfigError("; ".join(problems), problems)
+
+
+def _is_number(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, int) if kind == "int" else math.isfinite(value)
+
+
 def _odd_actions(name: str, actions: tuple[str, ...]) -> list[str]:
+    if not isinstance(actions, tuple):
+        return [f"{name} is {actions!r}; expected a list of {', '.join(ACTIONS)}"]
     problems = [
         f"{name} has {action!r}{did_you_mean(str(action), ACTIONS)}" for action in actions if action not in ACTIONS
     ]
@@ -189,7 +215,7 @@ def make_guard(guard: bool | Mapping[str, Any] | GuardOptions | None) -> GuardOp
     if isinstance(guard, GuardOptions):
         return guard
     values = _known("guard", GuardOptions, guard)
-    cold = values.get("cold")
+    values["cold"] = cold = values.get("cold")
     if isinstance(cold, Mapping):
         growth = _known("guard.cold", ColdOptions, cold)
         if "cap" in growth:
@@ -197,15 +223,23 @@ def make_guard(guard: bool | Mapping[str, Any] | GuardOptions | None) -> GuardOp
         values["cold"] = ColdOptions(**growth)
     elif isinstance(cold, bool):
         values["cold"] = ColdOptions() if cold else None
+    elif not isinstance(cold, ColdOptions | None):
+        raise ConfigError(f"guard.cold is {cold!r}; expected True, False, a mapping or ColdOptions")
     for name in ("low", "critical"):
-        if name in values:
+        if name in values and (name == "low" or values[name] is not None):
             values[name] = _parsed(f"guard.{name}", parse_mark, values[name])
     for name in ("on_low", "on_critical"):
         if isinstance(values.get(name), list):
             values[name] = tuple(values[name])
-    if isinstance(values.get("file"), str):
-        values["file"] = Path(values["file"])
+    if values.get("file") is not None:
+        values["file"] = _path(values["file"])
     return GuardOptions(**values)
+
+
+def _path(value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"guard.file is {value!r}; expected a path")
+    return Path(value)
 
 
 def _parsed(name: str, parse: Callable[[Any], Any], value: Any) -> Any:
@@ -216,6 +250,8 @@ def _parsed(name: str, parse: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _known(what: str, cls: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{what} is {given!r}; expected True, False, a mapping or {cls.__name__}")
     known = [field.name for field in fields(cls)]
     for name in given:
         if name not in known:

@@ -32,6 +32,11 @@ def scarcest(readings: Sequence[Reading], mark: Mark) -> Reading | None:
     return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
+def doubled(pause_s: float, cooldown_s: float) -> float:
+    """A pause twice as long, up to `MOST_PAUSE_S` or to a ``cooldown_s`` that is longer."""
+    return min(2 * pause_s, max(MOST_PAUSE_S, cooldown_s))
+
+
 class _Threshold:
     """One mark: whether memory is below it, and when it may act again.
 
@@ -63,7 +68,7 @@ class _Threshold:
             if since_s < self._pause_s:
                 return False
             soon = since_s < 2 * self._pause_s
-            self._pause_s = min(2 * self._pause_s, max(MOST_PAUSE_S, self._cooldown_s)) if soon else self._cooldown_s
+            self._pause_s = doubled(self._pause_s, self._cooldown_s) if soon else self._cooldown_s
         self._acted_s = t_s
         self.active, self._calm = True, 0
         return True
@@ -90,7 +95,8 @@ class Policy:
     """Decisions from readings. One `decide` a reading; what it returns is to be carried out in its order.
 
     ``depth`` is how many batches may be in flight; it is lowered by one in an episode, never below 1, and raised again
-    by one when an episode has been over for ``cooldown_s``. ``pageable`` and ``stop`` are for good.
+    by one when memory has stayed above the low mark for ``cooldown_s`` since the episode, for twice as long each time
+    that it had to be lowered once more after that. ``pageable`` and ``stop`` are for good.
     """
 
     def __init__(self, options: GuardOptions, depth: int) -> None:
@@ -102,6 +108,8 @@ class Policy:
         self._done: set[Action] = set()
         self._for_good: set[Action] = set()
         self._calm_since_s: float | None = None
+        self._raise_after_s = options.cooldown_s
+        self._raised = False  # since depth was lowered last
 
     @property
     def level(self) -> Level:
@@ -129,7 +137,7 @@ class Policy:
             for action in wanted:
                 self._done.add(action)
                 if action == "depth":
-                    self.depth -= 1
+                    self._lower()
                 elif action in ("pageable", "stop"):
                     self._for_good.add(action)
             # An episode shows in the records even where nothing can be done about it.
@@ -138,6 +146,12 @@ class Policy:
             self._calm_since_s = None
             self.episodes += began
         return decisions
+
+    def _lower(self) -> None:
+        self.depth -= 1
+        if self._raised:  # more in flight may be what it is about
+            self._raise_after_s = doubled(self._raise_after_s, self._options.cooldown_s)
+        self._raised = False
 
     def _may(self, action: Action) -> bool:
         if action in self._done or action in self._for_good:
@@ -154,10 +168,16 @@ class Policy:
 
     def _recover(self, t_s: float, readings: Sequence[Reading]) -> list[Decision]:
         since_s = self._calm_since_s
-        if not readings or self.level != "ok" or self.depth >= self.full_depth or since_s is None:
+        if self.level != "ok" or self.depth >= self.full_depth or since_s is None:
             return []
-        if t_s - since_s < self._options.cooldown_s or self._low.is_below(readings):
+        if scarcest(readings, self._low.mark) is None:
+            return []
+        if self._low.is_below(readings) or self._critical.is_below(readings):  # in the pause of the mark
+            self._calm_since_s = t_s
+            return []
+        if t_s - since_s < self._raise_after_s:
             return []
         self._calm_since_s = t_s
+        self._raised = True
         self.depth += 1
         return [Decision("depth_back", "raise_depth", f"above {self._low.mark} for {t_s - since_s:.0f} s")]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from framepipe.telemetry.base import Missing, Sensor
+from framepipe.telemetry.base import Missing, Sensor, describe
 from framepipe.telemetry.cgroup import CgroupMemory
 from framepipe.telemetry.sensors import close_sensors, open_sensors
 
@@ -64,7 +64,10 @@ class SystemMemory:
             if not found:
                 missing[name] = sensor.reason or "its numbers make no sense"
         if self._ram:
-            readings.append(_available())
+            try:
+                readings.append(_available())
+            except Exception as error:  # where /proc is not as psutil expects it, for one
+                missing["ram"] = describe(error)
         self.missing = missing
         return readings
 
@@ -84,11 +87,13 @@ class DeviceMemory:
         """Every count there is. Never raises."""
         try:
             rows = self._device.vram()
+            readings = [reading for row in rows for reading in _of_row(row) if _is_sane(reading)]
         except Exception as error:  # whoever watches memory must not be stopped by what he watches
-            self.missing = {"device": f"{type(error).__name__}: {error}"}
+            self.missing = {"device": describe(error)}
             return []
-        self.missing = {} if rows else {"device": "it counts no memory of its own"}
-        return [reading for row in rows for reading in _of_row(row) if _is_sane(reading)]
+        reason = "its numbers make no sense" if rows else "it counts no memory of its own"
+        self.missing = {} if readings else {"device": reason}
+        return readings
 
     def close(self) -> None:
         """Nothing is held."""
@@ -96,10 +101,10 @@ class DeviceMemory:
 
 def _of_row(row: Mapping[str, Any]) -> list[Reading]:
     readings = [Reading(row["source"], row["free"], row.get("total"))] if row.get("free") is not None else []
-    for group in ("local", "nonlocal"):
+    for group in ("local", "non_local"):
         budget, usage = row.get(f"{group}_budget"), row.get(f"{group}_usage")
         if budget is not None and usage is not None:
-            readings.append(_left(f"{row['source']} {group} budget", budget, usage))
+            readings.append(_left(f"{row['source']} {group.replace('_', '-')} budget", budget, usage))
     return readings
 
 

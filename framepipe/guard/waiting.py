@@ -74,16 +74,18 @@ def wait_for_headroom(
     first_s: float = 0.05,
     factor: float = 2.0,
     most_s: float = 1.0,
+    decides: Callable[[Reading], bool] = lambda reading: True,
     clock: Clock = REAL,
 ) -> Headroom:
     """Wait until ``target_nbytes`` are free by every count of ``memory``, for ``timeout_s`` seconds at most.
 
+    Or by every count that ``decides`` picks: a host may have less RAM than is awaited of its GPU.
     Freed memory may come back late; instead of a sleep of some length this reads again and again, at pauses that double
     from ``first_s`` up to ``most_s``. Without any count nothing is known to be free: that times out. Never raises.
     """
     backoff = _Backoff(clock, timeout_s, first_s, factor, most_s)
     while True:
-        readings = tuple(memory.read())
+        readings = tuple(reading for reading in memory.read() if decides(reading))
         reached = bool(readings) and all(reading.free >= target_nbytes for reading in readings)
         if reached or not backoff.pause():
             return Headroom(reached, backoff.passed_s, target_nbytes, readings)

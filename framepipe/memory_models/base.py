@@ -13,6 +13,9 @@ from framepipe.errors import ConfigError, FramepipeError
 from framepipe.memory_models.history import History
 from framepipe.units import Bytes, Seconds, format_bytes
 
+_LEAST_FPS = 0.001
+"""A picture for a quarter of an hour: with one for years the history would never end."""
+
 
 class PinRefusedError(FramepipeError, MemoryError):
     """A model page-locks no more; ``status`` is that of the runtime's error, cudaErrorMemoryAllocation."""
@@ -45,7 +48,9 @@ class MemoryModel(ABC):
     words: ClassVar[Mapping[str, str]]
 
     def __post_init__(self) -> None:
-        self._check(0 < self.fps < math.inf, f"fps is {self.fps:g}; it must be above 0")
+        fps, start_s, end_s = self.fps, self.others_from_s, self.others_until_s
+        self._check(_LEAST_FPS <= fps < math.inf, f"fps is {fps:g}; it must be {_LEAST_FPS:g} or more")
+        self._check(start_s < end_s, f"others_until_s is {end_s:g}; it must be later than others_from_s, {start_s:g}")
         self._check(
             self.total > self.resident, f"resident ({self.resident} bytes) leaves nothing of total ({self.total} bytes)"
         )

@@ -67,6 +67,8 @@ def _read(name: str, key: str, value: str, reader: Callable[[str], Any]) -> Any:
 
 
 def _nbytes(value: str) -> int:
+    if value.isdecimal() and 0 < int(value) < 1024:
+        raise ValueError(f"{value} would be bytes; write {value}GB or {value}MB")
     return 0 if value == "0" else parse_bytes(value)  # no memory is a size here
 
 

@@ -37,8 +37,8 @@ class WddmBudget(MemoryModel):
         "pinned": "page-locked by the pipeline",
         "local_usage": "local segment in use by this process",
         "local_budget": "local segment that there is for it",
-        "nonlocal_usage": "non-local segment in use by this process",
-        "nonlocal_budget": "non-local segment that there is for it, without what other programs use",
+        "non_local_usage": "non-local segment in use by this process",
+        "non_local_budget": "non-local segment that there is for it, without what other programs use",
     }
 
     def __post_init__(self) -> None:
@@ -75,6 +75,6 @@ class WddmBudget(MemoryModel):
             **super()._readings(),
             "local_usage": self.resident + self.allocated,
             "local_budget": self.total,
-            "nonlocal_usage": self._charged,
-            "nonlocal_budget": self._budget(),
+            "non_local_usage": self._charged,
+            "non_local_budget": self._budget(),
         }

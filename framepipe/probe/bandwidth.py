@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from framepipe.errors import ConfigError
-from framepipe.parts import cpus
+from framepipe.hardware import cpus
 from framepipe.probe import baselines, record
 from framepipe.probe._host_copies import REGION_NBYTES
 from framepipe.probe.kinds import KINDS, Kind, chosen

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from framepipe.errors import ConfigError, DeviceUnavailableError
-from framepipe.hardware import cpu_name, driver_version
-from framepipe.parts import cpus
+from framepipe.hardware import cpu_name, cpus, driver_version
 from framepipe.probe import windows
 from framepipe.report import versions
 from framepipe.telemetry.adapter import find_adapter

@@ -27,7 +27,7 @@ from pathlib import Path
 import av
 
 import framepipe
-from framepipe.parts import cpus
+from framepipe.hardware import cpus
 from framepipe.pipeline import Pipeline
 from framepipe.sources.file import File
 from framepipe.sources.synthetic import Synthetic

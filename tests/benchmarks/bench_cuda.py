@@ -25,7 +25,7 @@ import cupy as cp
 import numpy as np
 
 from framepipe.frame import Batch, FrameSpec
-from framepipe.parts import cpus
+from framepipe.hardware import cpus
 from framepipe.pipeline import Pipeline
 from framepipe.planecopy import PlaneCopy
 from framepipe.registry import register
