@@ -258,12 +258,15 @@ class Decoding(ABC):
         mirrored = unit.shape.mirrored
         # The matrix itself is slow to get at. Streams change it at a key frame, or so that the rotation is another too.
         look = not unit.begun or unit.decoder is None or frame.key_frame or frame.rotation != unit.rotation
+        aspect = unit.aspects.of(frame)
+        if not look and aspect == unit.shape.sample_aspect:
+            return
         if feed.turn and look:
             mirrored, unit.rotation = is_mirrored(frame), frame.rotation
         if not unit.begun:
             steps = filter_steps(feed.source)
             unit.filter = PictureFilter(steps) if steps else None
-        shape = Shape(unit.aspects.of(frame), mirrored)
+        shape = Shape(aspect, mirrored)
         if unit.filter is not None and unit.begun and shape != unit.shape:
             for ready in self._filtered(feed, unit, None):  # what it holds back is of the shape before
                 self._put(feed, unit, ready)

@@ -101,6 +101,8 @@ class PixelAspects:
         """Time stamps of the packets that are being decoded."""
         self._at_first = True
         """The very first packet is one of these."""
+        self._looks = 1
+        """For so many packets more the decoder may tell something new: as long as one with a key frame is with it."""
         self._told: Any = None
         self._last = self._coded
         self._coming: deque[tuple[int | None, tuple[int, int]]] = deque()
@@ -116,10 +118,16 @@ class PixelAspects:
         if self._coded is None:
             return True
         if packet is not None:
+            threads = max(1, decoder.thread_count)
             self._sent.append(packet.pts)
-            while len(self._sent) > max(1, decoder.thread_count):
+            while len(self._sent) > threads:
                 self._sent.popleft()
                 self._at_first = False
+            if packet.is_keyframe:
+                self._looks = threads + 1
+            elif not self._looks:
+                return True  # to ask makes a Fraction
+            self._looks -= 1
         told = decoder.sample_aspect_ratio
         if told == self._told:
             return True
@@ -138,6 +146,8 @@ class PixelAspects:
 
     def of(self, frame: Any) -> tuple[int, int]:
         """That of the next picture that the decoder gave out."""
+        if self._begun and not self._coming:
+            return self._shown()
         first, self._begun = not self._begun, True
         while self._coming and frame.key_frame:
             start, aspect = self._coming[0]
@@ -148,6 +158,9 @@ class PixelAspects:
             self._now = aspect
             if not timed:
                 break  # the next is for another picture
+        return self._shown()
+
+    def _shown(self) -> tuple[int, int]:
         return self._stream.sample_aspect if self._now is None or self._now == self._coded else self._now
 
 
