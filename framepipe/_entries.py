@@ -121,10 +121,20 @@ class Builder:
             return None
         inner = item[names[0]]
         if not isinstance(inner, dict | None):
-            self.tree.add((*key, names[0]), f"expected the parameters of {names[0]!r}, each as 'name: value'", key)
+            said = f"expected the parameters of {names[0]!r}, each as 'name: value'{self._example(section, names[0])}"
+            self.tree.add((*key, names[0]), said, key)
             return None
         at = {name: (*key, names[0], name) for name in inner or {}}
         return Entry(section, names[0], key, dict(inner or {}), at)
+
+    @staticmethod
+    def _example(section: str, name: Any) -> str:
+        """Which parameter was meant, most likely: the first."""
+        try:
+            first = next(iter(parameters(registry.find(section, name))))
+        except (ConfigError, StopIteration):
+            return ""
+        return f", such as {{{first}: …}}"
 
     # -- its class --
 

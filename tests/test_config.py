@@ -374,7 +374,7 @@ def test_what_the_class_says_goes_to_the_parameter_it_names_or_to_the_stage():
         ),
         (
             HEAD + "stages: [{shrink: 4}]\n",
-            "p.yaml:3: stages[0]: expected the parameters of 'shrink', each as 'name: value'",
+            "p.yaml:3: stages[0]: expected the parameters of 'shrink', each as 'name: value', such as {width: …}",
         ),
         (
             HEAD + "stages: [{shrink: , id: a}, {shrink: , id: a}]\n",
