@@ -10,7 +10,7 @@ import numpy as np
 
 from framepipe.kernels._cuda_code import Program, blocks, by_value, cupy
 from framepipe.kernels._cuda_source import Struct
-from framepipe.kernels._difference import CELL
+from framepipe.kernels._difference import CELL, COUNTS
 
 SCENE = np.dtype(
     [
@@ -36,7 +36,6 @@ SCENE = np.dtype(
 """
 
 program = Program("difference.cu", structs={"Scene": SCENE})
-_COUNTS = 513  # uint32: a bin for every ratio, and the changed pixels
 _BLOCK = (32, 8, 1)
 
 
@@ -64,9 +63,9 @@ def difference(
     height, width = state.shape[1:]
     if not width * height:
         return
-    scratch = cupy().empty(_COUNTS + width * height, np.uint32)
+    scratch = cupy().empty(COUNTS + width * height, np.uint32)
     if not first:
-        scratch.data.memset_async(0, 4 * _COUNTS)
+        scratch.data.memset_async(0, 4 * COUNTS)
     grid = (blocks(width, _BLOCK[0]), blocks(height, _BLOCK[1]), 1)
     planes = (channels[0], channels[-1] if len(channels) < 3 else channels[1], channels[-1])
     name = f"difference_luma_{8 * channels[0].dtype.itemsize}"

@@ -11,6 +11,8 @@ import numpy as np
 
 CELL = 4
 """Side of a mask cell, in pixels of the shrunk picture."""
+COUNTS = 513
+"""Words of 4 bytes that the scratch on a GPU has beside one a pixel: a bin for every ratio, and the changed pixels."""
 
 _STRIP = 64  # rows of the result
 _DARKEST = 8 << 8  # below 8 codes a ratio says little

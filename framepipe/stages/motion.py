@@ -11,7 +11,7 @@ import numpy as np
 from framepipe.errors import ConfigError
 from framepipe.frame import Batch, FrameSpec
 from framepipe.kernels._colour import component
-from framepipe.kernels._difference import CELL
+from framepipe.kernels._difference import CELL, COUNTS
 from framepipe.registry import register
 from framepipe.stage import ArraySpec, Flow, Stage
 from framepipe.stages._blobs import Blob, find_blobs
@@ -84,7 +84,7 @@ class Motion(Stage):
 
     def device_nbytes(self, sources: int) -> int:
         pixels = math.prod(self._small)
-        return sources * 4 * 2 * pixels + 4 * pixels  # uint16 layers, and the scratch of the kernel
+        return sources * 4 * 2 * pixels + 4 * (pixels + COUNTS)  # uint16 layers, and the scratch of the kernel
 
     def launch(self, batch: Batch) -> None:
         assert batch.planes is not None
