@@ -316,7 +316,7 @@ def knobs(chains: Sequence[Chain], setup: Setup, sources: Mapping[FrameSpec, int
     now = needs(chains, setup, sources)
     options = setup.options
     number = setup.slots([chain.spec.nbytes for chain in chains])
-    changes: list[tuple[str, dict[str, int]]] = []
+    changes: list[tuple[str, dict[str, Any]]] = []
     if number > LEAST_SLOTS and not setup.stager.holds_frames:
         changes.append((f"slots: {LEAST_SLOTS}", {"slots": LEAST_SLOTS}))
     if options.depth > 1:
@@ -325,7 +325,7 @@ def knobs(chains: Sequence[Chain], setup: Setup, sources: Mapping[FrameSpec, int
         changes.append((f"batch: {size}", {"batch": size}))
     found = []
     for change, values in changes:
-        other = replace(setup, options=replace(options, **values))  # type: ignore[arg-type]
+        other = replace(setup, options=replace(options, **values))
         found.append(Knob(change, now, needs(chains, other, sources)))
     return [knob for knob in found if knob.saves(*HOST, "device") > 0]
 

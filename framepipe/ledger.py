@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 OTHERS = "others"
@@ -188,12 +189,12 @@ class Ledger:
 def _stack() -> tuple[str, ...]:
     """Where in the code an allocation was asked for, innermost first, without the frames of the account itself."""
     lines: list[str] = []
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and len(lines) < _DEEPEST:
         code = frame.f_code
         if not code.co_filename.startswith(_OURS) and os.path.basename(code.co_filename) != _BOOTSTRAP:
             lines.append(f"{_short(code.co_filename)}:{frame.f_lineno} {code.co_name}")
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return tuple(lines)
 
 

@@ -13,9 +13,9 @@ from framepipe.chain import Chain
 from framepipe.device.base import Device
 from framepipe.errors import ConfigError
 from framepipe.frame import FrameSpec
+from framepipe.hardware import WSL2_RING_NBYTES, is_wsl2
 from framepipe.telemetry.base import Sensor, SensorUnavailableError, describe
 from framepipe.telemetry.cgroup import CgroupMemory
-from framepipe.telemetry.system import is_wsl2
 from framepipe.units import format_bytes
 
 _KMT = "D3DKMTQueryVideoMemoryInfo"
@@ -112,8 +112,16 @@ def of_locking(setup: Setup, needs: Collection[Need]) -> list[Limit]:
         return [] if limit is None else [Limit("page-lock limit", limit, limit, ("pinned",), "set", "RLIMIT_MEMLOCK")]
     if not is_wsl2():
         return []
-    few = 512 << 20
-    return [Limit("page-locked memory in WSL 2", few, few, ("pinned",), "reported by users", "0.5 to 1 GB in all")]
+    return [
+        Limit(
+            "page-locked memory in WSL 2",
+            WSL2_RING_NBYTES,
+            WSL2_RING_NBYTES,
+            ("pinned",),
+            "reported by users",
+            "0.5 to 1 GB in all",
+        )
+    ]
 
 
 def _memory(kinds: tuple[str, ...]) -> Limit:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from framepipe import budget, chain, limits, parts, preview, registry
@@ -256,7 +257,7 @@ class _Planner:
         if self.setup.stager.pinned and not self.setup.host_shared:
             for name in ("pageable", "mapped"):
                 if name != self.setup.options.strategy:
-                    changes.append((f"staging: {name}", lambda name=name: self._staged(name, chains, counts)))  # type: ignore[misc]
+                    changes.append((f"staging: {name}", partial(self._staged, name, chains, counts)))
         for change, make in changes:
             with suppress(FramepipeError):  # a crop, say, that does not fit into smaller ones
                 knob = Knob(change, now, make())

@@ -13,10 +13,10 @@ import pytest
 
 from framepipe import cli
 from framepipe.device.select import why_not
+from framepipe.hardware import is_wsl2
 from framepipe.probe import baselines, children, machine
 from framepipe.probe.bandwidth import NAMES, SIZES_NBYTES, baseline
 from framepipe.probe.counters import Patience
-from framepipe.telemetry.system import is_wsl2
 
 MIB = 1 << 20
 

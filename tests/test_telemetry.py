@@ -10,13 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from framepipe.hardware import is_wsl2
 from framepipe.telemetry import base, sensors
 from framepipe.telemetry.base import Missing, Sensor, SensorUnavailableError, describe
 from framepipe.telemetry.cgroup import CgroupMemory
 from framepipe.telemetry.process import ProcessMemory
 from framepipe.telemetry.procfs import ProcfsMemory
 from framepipe.telemetry.sensors import NAMES, close_sensors, open_sensors, read_driver_model, read_sensors
-from framepipe.telemetry.system import DriverModel, DriverModelReading, is_wsl2, model_from_cuda
+from framepipe.telemetry.system import DriverModel, DriverModelReading, model_from_cuda
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux has /proc")
 
@@ -377,5 +378,5 @@ def test_wsl_2_is_told_by_its_kernel_or_its_device(tmp_path, release, dxg, wsl2)
 
 
 def test_other_systems_are_never_wsl_2(monkeypatch, tmp_path):
-    monkeypatch.setattr("framepipe.telemetry.system.sys.platform", "win32")
+    monkeypatch.setattr("framepipe.hardware.sys.platform", "win32")
     assert not is_wsl2("5.15.153.1-microsoft-standard-WSL2", tmp_path)

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from framepipe.device.select import why_not
+from framepipe.hardware import is_wsl2
 from framepipe.telemetry.base import Missing
 from framepipe.telemetry.sampler import Sampler
 from framepipe.telemetry.sensors import close_sensors, open_sensors, read_sensors
-from framepipe.telemetry.system import is_wsl2
 
 MIB = 1 << 20
 

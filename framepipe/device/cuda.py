@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +25,9 @@ from framepipe.device._cuda_streams import CudaEvent, CudaStream, CudaTimer
 from framepipe.device._current import current
 from framepipe.device.base import Device, Stream, memory_error, patiently
 from framepipe.errors import ClosedError, DeviceError, DeviceMemoryError, DeviceUnavailableError
+from framepipe.hardware import WSL2_RING_NBYTES, is_wsl2
 
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost
-_WSL_NBYTES = 512 << 20
-"""WSL 2 page-locks 0.5 to 1 GB in all, for everybody (reports differ); the ring takes no more than the least."""
 _owner_pid: int | None = None
 
 
@@ -58,7 +56,7 @@ class CudaDevice(Device):
         self._streams: list[CudaStream] = []
         self._outputs = Outputs(self)
         self._unaligned: set[tuple[int, int]] = set()  # sizes that CUDA has been seen not to align so
-        self.host_limit_nbytes = _WSL_NBYTES if "microsoft" in platform.release().lower() else None
+        self.host_limit_nbytes = WSL2_RING_NBYTES if is_wsl2() else None
         with self.bound():
             self._free_start, self._total = (int(value) for value in cp.cuda.runtime.memGetInfo())
         self._free_least = self._free = self._free_start

@@ -15,9 +15,9 @@ from framepipe.doctor import checks_gpu, checks_media, checks_memory, checks_sys
 from framepipe.doctor.check import UNKNOWN, Check, Line
 from framepipe.doctor.measuring import How, measure, measures
 from framepipe.errors import ConfigError, OutputExistsError
+from framepipe.hardware import is_wsl2
 from framepipe.probe import record
 from framepipe.telemetry.base import describe
-from framepipe.telemetry.system import is_wsl2
 
 SCHEMA = "framepipe.doctor/1"
 OPTIONAL = ("pyarrow", "nvidia-ml-py", "pywin32")

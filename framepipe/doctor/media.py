@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 DECODERS = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores", "ffv1", "gif", "png")
 ENCODERS = ("libx264", "libx265", "libsvtav1", "libvpx-vp9", "mpeg4", "mjpeg", "ffv1", "aac")
@@ -37,12 +37,12 @@ def video() -> dict[str, Any]:
     }
 
 
-def has_codec(name: str, mode: str) -> bool:
+def has_codec(name: str, mode: Literal["r", "w"]) -> bool:
     """Whether FFmpeg was built with a codec; ``mode`` is ``r`` to decode and ``w`` to encode."""
     from av import Codec
 
     try:
-        Codec(name, mode)  # type: ignore[arg-type]
+        Codec(name, mode)
     except ValueError:  # av.codec.codec.UnknownCodecError
         return False
     return True

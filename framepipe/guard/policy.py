@@ -126,10 +126,11 @@ class Policy:
     def _enter(self, t_s: float, readings: Sequence[Reading]) -> list[Decision]:
         decisions: list[Decision] = []
         began = self.level == "ok"
-        for event, threshold, actions in (
+        marks: list[tuple[Literal["low", "critical"], _Threshold, Sequence[Action]]] = [
             ("low", self._low, self._options.on_low),
             ("critical", self._critical, self._options.on_critical),
-        ):
+        ]
+        for event, threshold, actions in marks:
             if not threshold.enter(t_s, readings):
                 continue
             why = f"below {threshold.mark}"
@@ -141,7 +142,8 @@ class Policy:
                 elif action in ("pageable", "stop"):
                     self._for_good.add(action)
             # An episode shows in the records even where nothing can be done about it.
-            decisions += [Decision(event, action, why) for action in wanted or (None,)]  # type: ignore[arg-type]
+            things: list[Action | None] = [*wanted] or [None]
+            decisions += [Decision(event, thing, why) for thing in things]
         if decisions:
             self._calm_since_s = None
             self.episodes += began

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from framepipe.errors import ConfigError, DeviceUnavailableError
-from framepipe.hardware import cpu_name, cpus, driver_version
+from framepipe.hardware import cpu_name, cpus, driver_version, is_wsl2
 from framepipe.probe import windows
 from framepipe.report import versions
 from framepipe.telemetry.adapter import find_adapter
 from framepipe.telemetry.base import Sensor, SensorUnavailableError
 from framepipe.telemetry.cgroup import CgroupMemory
-from framepipe.telemetry.system import is_wsl2
 from framepipe.units import format_bytes
 
 RESERVE_NBYTES = 256 << 20

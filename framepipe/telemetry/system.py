@@ -1,12 +1,10 @@
-"""What stands between CUDA and the GPU on this machine: the driver model of Windows, or WSL 2."""
+"""How Windows drives the GPUs of this machine: the driver model."""
 
 from __future__ import annotations
 
-import platform
 import sys
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 
 class DriverModel(Enum):
@@ -47,15 +45,3 @@ def model_from_cuda(tcc: bool | None, system: str = sys.platform) -> DriverModel
     if tcc:
         return DriverModelReading(DriverModel.TCC, None, source, "the pending model is known to NVML alone")
     return DriverModelReading(None, None, source, "WDDM and MCDM are told apart by NVML alone")
-
-
-def is_wsl2(release: str | None = None, dxg: Path = Path("/dev/dxg")) -> bool:
-    """Whether this Linux runs in WSL 2, where pinned memory is scarce and the GPU is driven by Windows.
-
-    Its kernels are released as ``microsoft-standard``; one that a user built may be called anything and still has the
-    device ``/dev/dxg``. WSL 1 has neither.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    name = (platform.release() if release is None else release).lower()
-    return "microsoft-standard" in name or "wsl2" in name or dxg.exists()
