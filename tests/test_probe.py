@@ -190,7 +190,7 @@ def test_a_refused_lock_has_its_code_and_the_limit(monkeypatch):
     import errno
     import resource
 
-    from framepipe.probe import _host_blocks
+    from framepipe import pagelock
 
     def mlock(address, nbytes):
         import ctypes
@@ -198,9 +198,9 @@ def test_a_refused_lock_has_its_code_and_the_limit(monkeypatch):
         ctypes.set_errno(errno.ENOMEM)
         return -1
 
-    monkeypatch.setattr(_host_blocks.ctypes, "CDLL", lambda *args, **kwargs: SimpleNamespace(mlock=mlock))
+    monkeypatch.setattr(pagelock.ctypes, "CDLL", lambda *args, **kwargs: SimpleNamespace(mlock=mlock))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
-    monkeypatch.setattr(_host_blocks.pagelock, "_may_lock_all", lambda: False)
+    monkeypatch.setattr(pagelock, "_may_lock_all", lambda: False)
     with pytest.raises(RefusedError, match=r"mlock: .* ENOMEM .*RLIMIT_MEMLOCK is 65536 bytes") as caught:
         Locked(1 << 20)
     assert (caught.value.code, caught.value.name) == (errno.ENOMEM, "ENOMEM")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
-import os
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -83,22 +81,24 @@ class Pageable(Block):
 
 
 class Locked(Pageable):
-    """A mapping that ``mlock`` brings in and keeps, as far as RLIMIT_MEMLOCK lets it."""
+    """A mapping that ``mlock`` brings in and keeps, as far as RLIMIT_MEMLOCK lets it; ``munmap`` unlocks (mlock(2))."""
 
     def __init__(self, nbytes: int) -> None:
+        if sys.platform == "win32":
+            raise RefusedError("mlock", errno.ENOSYS, "ENOSYS", "Windows does not have it")
         super().__init__(nbytes, touch=False)
-        try:
-            self.timed("lock", lambda: _call("mlock", self.address, nbytes))
-        except RefusedError:
-            super().free()
-            raise
+        refused = self.timed("lock", self._lock)
+        if refused is not None:
+            self.free()
+            raise refused
 
-    def free(self) -> None:
-        # munmap unlocks as well (mlock(2)); asked for by itself, so that the call that fails has its name.
+    def _lock(self) -> RefusedError | None:
+        # Returned: as long as the error that it comes of is handled, its traceback keeps the array, and so the mapping.
         try:
-            _call("munlock", self.address, self.nbytes)
-        finally:
-            super().free()
+            pagelock.lock(np.frombuffer(self._map, np.uint8))
+        except OSError as error:
+            return _refused("mlock", error)
+        return None
 
 
 def _mapping(nbytes: int) -> mmap.mmap:
@@ -107,21 +107,12 @@ def _mapping(nbytes: int) -> mmap.mmap:
             return mmap.mmap(-1, nbytes)
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise _refused("mmap", error.errno or 0) from error
+        raise _refused("mmap", error) from error
 
 
-def _call(name: str, address: int | None, nbytes: int) -> None:
-    if sys.platform == "win32":
-        raise RefusedError(name, errno.ENOSYS, "ENOSYS", "Windows does not have it")
-    function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    if function(ctypes.c_void_p(address), ctypes.c_size_t(nbytes)):
-        raise _refused(name, ctypes.get_errno())
-
-
-def _refused(call: str, code: int) -> RefusedError:
-    limit = pagelock.limit_bytes()
-    more = f"; RLIMIT_MEMLOCK is {limit} bytes" if call == "mlock" and limit is not None else ""
-    return RefusedError(call, code, errno.errorcode.get(code, "unknown"), f"{os.strerror(code)}{more}")
+def _refused(call: str, error: OSError) -> RefusedError:
+    code, text = error.errno or 0, str(error.strerror).removeprefix(f"{call}: ")
+    return RefusedError(call, code, errno.errorcode.get(code, "unknown"), text)
 
 
 BLOCKS: dict[str, Callable[[int], Block]] = {"control": Nothing, "pageable": Pageable, "mlock": Locked}
