@@ -51,6 +51,19 @@ def alike(uri, *, make=lambda: [Rgb(accuracy="exact")], batch=4, **source):
     return seen
 
 
+def noise(count, pix_fmt):
+    """Pictures of 97x33 with every code of every component, alpha too, at 25 a second."""
+    rng = np.random.default_rng(count)
+    frames = []
+    for number in range(count):
+        frame = solid((0, 0, 0, 0), size=(97, 33), pix_fmt=pix_fmt)
+        for _, view in planes_of(frame):
+            view[:] = rng.integers(0, 1 << bits_of(pix_fmt), view.shape)
+        frame.pts, frame.time_base = number, Fraction(1, 25)
+        frames.append(frame)
+    return frames
+
+
 @pytest.mark.parametrize("colorspace", [SMPTE170M, BT709, BT2020])
 @pytest.mark.parametrize("extent", [LIMITED, FULL])
 def test_tags_decide(tmp_path, colorspace, extent):
@@ -82,14 +95,7 @@ def test_any_size_and_format(size, pix_fmt):
 @pytest.mark.parametrize("pix_fmt", ["yuva420p", "yuva444p12le", "rgba", "argb", "gbrap16le", "ya8", "yuv420p"])
 @pytest.mark.parametrize("alpha", ["drop", "keep", (255, 0, 60)])
 def test_alpha(pix_fmt, alpha):
-    rng = np.random.default_rng(7)
-    frames = []
-    for number in range(3):
-        frame = solid((0, 0, 0, 0), size=(97, 33), pix_fmt=pix_fmt)
-        for _, view in planes_of(frame):
-            view[:] = rng.integers(0, 1 << bits_of(pix_fmt), view.shape)
-        frame.pts, frame.time_base = number, Fraction(1, 25)
-        frames.append(frame)
+    frames = noise(3, pix_fmt)
     seen = alike(FrameList(frames=frames), make=lambda: [Rgb(accuracy="exact", alpha=alpha)])
     assert all(("alpha" in tensors) == (alpha == "keep") for tensors in seen.tensors)
 
@@ -99,14 +105,7 @@ def test_alpha(pix_fmt, alpha):
     "options", [{}, {"width": 40}, {"width": 50, "height": 50, "mode": "letterbox", "layout": "nhwc", "order": "bgr"}]
 )
 def test_alpha_in_a_tensor(pix_fmt, options):
-    rng = np.random.default_rng(8)
-    frames = []
-    for number in range(5):
-        frame = solid((0, 0, 0, 0), size=(97, 33), pix_fmt=pix_fmt)
-        for _, view in planes_of(frame):
-            view[:] = rng.integers(0, 1 << bits_of(pix_fmt), view.shape)
-        frame.pts, frame.time_base = number, Fraction(1, 25)
-        frames.append(frame)
+    frames = noise(5, pix_fmt)
     given = {"accuracy": "exact", "alpha": (255, 0, 60), **options}
     alike(FrameList(frames=frames), make=lambda: [Tensor(**given), Rgb(accuracy="exact")])
     check_stage(Tensor(**given), pix_fmt=pix_fmt, device="cuda")
