@@ -608,6 +608,7 @@ def test_difference(name, shrink):
     state, mask = np.zeros((4, height, width), np.uint16), np.zeros(cells, np.uint8)
     gpu_state, gpu_masks = put(state), put(np.full((cells[0], 2, cells[1] + 3), 99, np.uint8))
     gpu_mask = gpu_masks[:, 1, 2:-1]
+    scratch = cuda.difference_scratch(height, width)
     letters = "RGB" if spec.format.model == "rgb" else "Y"
     bits = spec.format.bits + spec.format.shift - 8
     seen: set[str] = set()
@@ -615,8 +616,8 @@ def test_difference(name, shrink):
         options = {"shrink": shrink, "extra_bits": bits, "threshold": 3072, "limit": round(0.6 * height * width),
                    "slow": 1 + number % 5, "hold": min(6, number // 2 + 1), "first": number == 0}  # fmt: skip
         read = on_gpu(planes).picture(0)
-        cpu.difference([component(planes.picture(0), spec, c) for c in letters], state, mask, **options)
-        cuda.difference([component(read, spec, c) for c in letters], gpu_state, gpu_mask, **options)
+        cpu.difference([component(planes.picture(0), spec, c) for c in letters], state, mask, None, **options)
+        cuda.difference([component(read, spec, c) for c in letters], gpu_state, gpu_mask, scratch, **options)
         same(gpu_state, state, number)
         same(gpu_mask, mask, number)
         seen |= {"moved"} if mask.any() else {"still"}
@@ -647,8 +648,9 @@ def test_difference_of_small_pictures_at_random(size):
         options = {"shrink": 1, "extra_bits": 0, "threshold": int(rng.integers(256, 8000)),
                    "hold": 65535 if number % 5 else 3, "limit": int(rng.integers(0, size[0] * size[1] + 1)),
                    "slow": int(rng.integers(1, 15))}  # fmt: skip
-        cuda.difference([put(picture)], gpu_state, gpu_mask, **options)
-        cpu.difference([picture], state, mask, **options)
+        scratch = cuda.difference_scratch(size[1], size[0])
+        cuda.difference([put(picture)], gpu_state, gpu_mask, scratch, **options)
+        cpu.difference([picture], state, mask, None, **options)
         same(gpu_state, state, number)
         same(gpu_mask, mask, number)
 
@@ -719,6 +721,7 @@ def calls() -> tuple[dict[str, Callable[[], Any]], list[Any]]:
     tensor, sums = cupy.zeros((2, 3, 40, 30), np.float32), cupy.zeros((2, 3, 3), np.int64)
     numbers = {"factor": FACTOR, "offset": OFFSET}
     state, mask = cupy.zeros((4, 98, 130), np.uint16), cupy.zeros((25, 33), np.uint8)
+    scratch = cuda.difference_scratch(98, 130)
     learn = {"shrink": 1, "extra_bits": 0, "threshold": 256, "limit": 9999, "slow": 3, "hold": 4}
     kernels = {
         "to_rgb": lambda: cuda.to_rgb(planes, image),
@@ -728,8 +731,8 @@ def calls() -> tuple[dict[str, Callable[[], Any]], list[Any]]:
         "to_tensor": lambda: cuda.to_tensor(planes, tensor, method="bilinear", **numbers),
         "stats": lambda: cuda.stats(image, sums),
         "luma_stats": lambda: cuda.luma_stats(planes, sums[:, :1]),
-        "difference, first": lambda: cuda.difference([planes.picture(0)[0]], state, mask, first=True, **learn),
-        "difference": lambda: cuda.difference([planes.picture(1)[0]], state, mask, **learn),
+        "difference, first": lambda: cuda.difference([planes.picture(0)[0]], state, mask, scratch, first=True, **learn),
+        "difference": lambda: cuda.difference([planes.picture(1)[0]], state, mask, scratch, **learn),
         "draw_boxes": lambda: cuda.draw_boxes(image[0], some_marks(np.random.default_rng(1), 60), 2, 1),
     }
     return kernels, [image, upright, small, tensor, sums, state, mask]
@@ -754,7 +757,6 @@ def test_nothing_waits_and_nothing_runs_on_another_stream():
     wait = cupy.RawKernel(WAIT, "wait").kernel
     stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     with stream:
-        kernels["difference"]()  # its scratch is in this stream's pool from now on: a new block would wait
         for array in written:
             array.fill(99)
     stream.synchronize()
@@ -775,7 +777,7 @@ def test_nothing_waits_and_nothing_runs_on_another_stream():
 
 
 @gpu
-def test_nothing_takes_device_memory_but_difference():
+def test_nothing_takes_device_memory():
     import cupy
 
     taken: list[int] = []
@@ -789,7 +791,19 @@ def test_nothing_takes_device_memory_but_difference():
         taken.clear()
         with cupy.cuda.using_allocator(count):
             call()
-        assert taken == ([4 * (513 + 98 * 130)] if name.startswith("difference") else []), name
+        assert not taken, name
+
+
+@gpu
+def test_a_scratch_for_smaller_pictures_is_refused():
+    picture, state, mask = (
+        put(np.zeros((8, 8), np.uint8)),
+        put(np.zeros((4, 8, 8), np.uint16)),
+        put(np.zeros((2, 2), np.uint8)),
+    )
+    options = {"shrink": 1, "extra_bits": 0, "threshold": 256, "limit": 9, "slow": 3, "hold": 4}
+    with pytest.raises(ValueError, match="scratch of 576 uint32 is not enough"):
+        cuda.difference([picture], state, mask, cuda.difference_scratch(9, 7), **options)
 
 
 @gpu

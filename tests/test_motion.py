@@ -397,7 +397,7 @@ def test_the_kernel_is_what_its_docstring_says(size, shrink, dtype, extra_bits, 
             "slow": 1 + number % 6, "hold": 1 + number % 4, "first": number == 0,
         }  # fmt: skip
         channels = [plane.astype(dtype) for plane in picture]
-        difference(channels, states[0], masks[0], **options)
+        difference(channels, states[0], masks[0], None, **options)
         by_the_book(channels, states[1], masks[1], **options)
         assert np.array_equal(masks[0], masks[1]), number
         assert np.array_equal(states[0], states[1]), number
@@ -416,7 +416,7 @@ def test_light_that_moves_half_of_the_picture_alike(far):
     for state in states:
         state[:3] = 128 << 8
     options = {"shrink": 1, "extra_bits": 8, "threshold": 3072, "limit": 256, "slow": 4, "hold": 9}
-    difference([picture * 128], states[0], masks[0], **options)
+    difference([picture * 128], states[0], masks[0], None, **options)
     by_the_book([picture * 128], states[1], masks[1], **options)
     assert np.array_equal(states[0], states[1])
     assert (states[0][0, 0, 0] > 128 << 8) == (abs(far) == 16), "brighter, or as it was"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from framepipe.kernels._cuda_code import Program, blocks, by_value, cupy
+from framepipe.kernels._cuda_code import Program, blocks, by_value
 from framepipe.kernels._cuda_source import Struct
 from framepipe.kernels._difference import CELL, COUNTS
 
@@ -43,6 +43,7 @@ def difference(
     channels: Sequence[Any],
     state: Any,
     mask: Any,
+    scratch: Any,
     shrink: int,
     extra_bits: int,
     threshold: int,
@@ -51,11 +52,7 @@ def difference(
     hold: int,
     first: bool,
 ) -> None:
-    """See `framepipe.kernels.cpu.difference`.
-
-    Scratch of four bytes a pixel of the state comes from the current allocator and goes back to it at the end; CuPy's
-    pools hand it out again on the same stream only, behind these launches.
-    """
+    """See `framepipe.kernels.cpu.difference`."""
     if state.dtype != np.uint16 or mask.dtype != np.uint8:
         raise ValueError(f"the state is uint16 and the mask uint8, not {state.dtype} and {mask.dtype}")
     strides = tuple(channel.strides for channel in channels)
@@ -63,7 +60,8 @@ def difference(
     height, width = state.shape[1:]
     if not width * height:
         return
-    scratch = cupy().empty(COUNTS + width * height, np.uint32)
+    if scratch.dtype != np.uint32 or scratch.size < COUNTS + width * height:
+        raise ValueError(f"a scratch of {scratch.size} {scratch.dtype} is not enough for a state of {state.shape}")
     if not first:
         scratch.data.memset_async(0, 4 * COUNTS)
     grid = (blocks(width, _BLOCK[0]), blocks(height, _BLOCK[1]), 1)

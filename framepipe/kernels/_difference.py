@@ -12,7 +12,7 @@ import numpy as np
 CELL = 4
 """Side of a mask cell, in pixels of the shrunk picture."""
 COUNTS = 513
-"""Words of 4 bytes that the scratch on a GPU has beside one a pixel: a bin for every ratio, and the changed pixels."""
+"""Words that the scratch has beside one a pixel: a bin for every ratio, and the changed pixels."""
 
 _STRIP = 64  # rows of the result
 _DARKEST = 8 << 8  # below 8 codes a ratio says little
@@ -25,6 +25,7 @@ def difference(
     channels: Sequence[np.ndarray],
     state: np.ndarray,
     mask: np.ndarray,
+    scratch: None,
     *,
     shrink: int,
     extra_bits: int,
@@ -40,7 +41,8 @@ def difference(
     bits above codes of 8 bits. ``state`` is (4, H // shrink, W // shrink) uint16, written in place: the background
     ``B``, the one before it ``P``, a candidate for the next ``C`` (luma in 1/256 of an 8-bit code) and the candidate's
     ``age`` in pictures. ``mask`` is uint8, its sides those of the state over `CELL`, rounded up. ``shrink`` is a power
-    of two, at most 16. Rows and columns of the picture that fill no block are left out.
+    of two, at most 16. Rows and columns of the picture that fill no block are left out. ``scratch`` is what
+    `difference_scratch` gave for this size (None here); pictures compared one after another may share it.
 
     The definition, all in integers; ``>>`` and ``//`` round down; ``T`` is ``threshold`` in 1/256 codes, below 2**15:
 
@@ -75,6 +77,10 @@ def difference(
     _count(changed, outside, mask)
     _follow(picture, state[0], changed, outside, slow)
     _settle(picture, state, changed, threshold, hold)
+
+
+def difference_scratch(height: int, width: int) -> None:
+    """Working memory for `difference` with a state of ``(4, height, width)``: none is needed on the CPU."""
 
 
 def _luma(channels: Sequence[np.ndarray], shrink: int, extra_bits: int) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 
 from framepipe.frame import Planes
 from framepipe.kernels._colour import component, exact_rgb
-from framepipe.kernels._difference import difference
+from framepipe.kernels._difference import difference, difference_scratch
 from framepipe.kernels._draw import draw_boxes
 from framepipe.kernels._resample import Color, Method, Rect, place
 from framepipe.kernels._scratch import scratch
@@ -25,6 +25,7 @@ from framepipe.kernels._tonemap import Tone, toning
 
 __all__ = [
     "difference",
+    "difference_scratch",
     "draw_boxes",
     "fast_path",
     "luma_stats",

@@ -1,7 +1,7 @@
 """The kernels of NVIDIA GPUs: the functions of `framepipe.kernels.cpu`, with the same bits.
 
 Every function enqueues on CuPy's current stream of the current device and returns; none waits, copies to or from the
-host, or takes device memory (but `difference`, see there). Arrays are CuPy's; ``planes`` are in a slab on the device,
+host, or takes device memory. Arrays are CuPy's; ``planes`` are in a slab on the device,
 whose rows may be further apart than a picture is long. A batch in one array is one launch (two for statistics), in a
 list one for each picture. Images and results may have any strides. The fast cases are results whose rows (of pixels, or
 of each channel) have no gaps, from planes of 4:2:0, 4:2:2 and 4:4:4 with repeated chroma that lie upright, or from
@@ -27,6 +27,7 @@ from typing import Any
 from framepipe.frame import FrameSpec, Planes
 from framepipe.kernels import _cuda_difference, _cuda_draw, _cuda_picture, _cuda_stats
 from framepipe.kernels._cuda_code import Program, cupy
+from framepipe.kernels._difference import COUNTS
 from framepipe.kernels._draw import Mark
 from framepipe.kernels._resample import Color, Method, Rect
 from framepipe.kernels._tensor import Layout, Order
@@ -35,6 +36,7 @@ from framepipe.kernels.cpu import Accuracy, Chroma
 
 __all__ = [
     "difference",
+    "difference_scratch",
     "draw_boxes",
     "fast_path",
     "luma_stats",
@@ -151,6 +153,7 @@ def difference(
     channels: Sequence[Any],
     state: Any,
     mask: Any,
+    scratch: Any,
     *,
     shrink: int,
     extra_bits: int,
@@ -162,10 +165,17 @@ def difference(
 ) -> None:
     """Compare one picture with what ``state`` knows of the background, write ``mask``, and learn from the picture.
 
-    See `framepipe.kernels.cpu.difference`. Whether there was a cut is found out and acted on by the device. Four bytes
-    a pixel of the state are taken from the current allocator and given back, to be used again on this stream only.
+    See `framepipe.kernels.cpu.difference`. Whether there was a cut is found out and acted on by the device.
     """
-    _cuda_difference.difference(channels, state, mask, shrink, extra_bits, threshold, limit, slow, hold, first)
+    _cuda_difference.difference(channels, state, mask, scratch, shrink, extra_bits, threshold, limit, slow, hold, first)
+
+
+def difference_scratch(height: int, width: int) -> Any:
+    """Working memory for `difference` with a state of ``(4, height, width)``, from the current allocator.
+
+    Pictures compared one after another on one stream may share it.
+    """
+    return cupy().empty(COUNTS + height * width, "uint32")
 
 
 def draw_boxes(image: Any, marks: Iterable[Mark], thickness: int, scale: int) -> None:

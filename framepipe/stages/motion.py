@@ -73,21 +73,25 @@ class Motion(Stage):
         if problems:
             raise ConfigError(f"motion: {'; '.join(problems)}", problems)
         self._states: dict[str, _State] = {}
+        self._scratch: Any = None
 
     def plan(self, flow: Flow) -> Flow:
         self._spec = spec = flow.spec
         self._shrink = _shrink(spec, self.max_side)
         self._small = spec.height // self._shrink, spec.width // self._shrink
+        self._scratch = None
         self._mask = f"{self.id}.mask"
         self.readback = (self._mask,)
         return flow.put(self._mask, ArraySpec(tuple(-(-side // CELL) for side in self._small)))
 
     def device_nbytes(self, sources: int) -> int:
         pixels = math.prod(self._small)
-        return sources * 4 * 2 * pixels + 4 * (pixels + COUNTS)  # uint16 layers, and the scratch of the kernel
+        return sources * 4 * 2 * pixels + 4 * (pixels + COUNTS)  # uint16 layers, and the scratch
 
     def launch(self, batch: Batch) -> None:
         assert batch.planes is not None
+        if self._scratch is None:  # kept: taken anew for each picture, it would leave gaps in the device's pool
+            self._scratch = self.device.kernels.difference_scratch(*self._small)
         for i, item in enumerate(batch.items):
             self._compare(batch.planes.picture(i), self._state(item.source), batch.out[self._mask][i])
 
@@ -105,6 +109,7 @@ class Motion(Stage):
             [component(planes, self._spec, letter) for letter in ("RGB" if fmt.model == "rgb" else "Y")],
             state.layers,
             mask,
+            self._scratch,
             shrink=self._shrink,
             extra_bits=fmt.bits + fmt.shift - 8,
             threshold=round(self.threshold * 256),
@@ -141,6 +146,7 @@ class Motion(Stage):
 
     def close(self) -> None:
         self._states.clear()
+        self._scratch = None
 
 
 def _shrink(spec: FrameSpec, most: int) -> int:

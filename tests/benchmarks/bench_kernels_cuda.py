@@ -216,8 +216,9 @@ def difference(size: str, shrink: int) -> Bench:
             "slow": 4,
             "hold": 200,
         }
-        cuda.difference([plane], state, mask, first=True, **numbers)
-        return lambda: cuda.difference([plane], state, mask, **numbers)
+        scratch = cuda.difference_scratch(height, width)
+        cuda.difference([plane], state, mask, scratch, first=True, **numbers)
+        return lambda: cuda.difference([plane], state, mask, scratch, **numbers)
 
     return Bench(f"difference shrink {shrink}", size, 1, make, spec.width * spec.height + 16 * width * height)
 
