@@ -4,9 +4,10 @@ A batch is formed a frame at a time, under a lock: the next frame is that of the
 gets the next place in the open slot. It is copied outside the lock by the thread that took it, behind the slot's fence;
 whoever is the last to finish a slot that takes no more commits it. So pictures of one batch are copied side by side.
 
-Filler threads wait for frames, for slots and for a batch's time to run out. With ``fillers: auto`` there is one of them
-and the decoding threads fill, too, what can be filled without waiting: a picture that was just decoded is copied while
-it is in that core's cache, no thread has to be woken for it, and no more threads are busy than the budget says.
+Filler threads wait for frames, for slots and for a batch's time to run out. With ``fillers: auto`` there are few of
+them, and the decoding threads of several sources fill, too, what can be filled without waiting: a picture that was
+just decoded is copied while it is in that core's cache, no thread has to be woken for it, and no more threads are busy
+than the budget says.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Fillers:
         self.stager = stager
         self.device = stager.device
         self.options = options
-        self.threads = 1 if options.fillers == "auto" else options.fillers
+        self.threads = _threads(options, pool, stager)
         self.waited_s = 0.0
         self.replans = 0
         self.held: tuple[Feed, Any, Item, FrameSpec] | None = None
@@ -335,3 +336,14 @@ def _unwanted(pool: DecodePool, feed: Feed, index: int, time_s: float) -> str | 
         steps = int((time_s - feed.fps_origin_s) * source.fps + 1e-6) + 1
         feed.due_s = feed.fps_origin_s + steps / source.fps
     return None
+
+
+def _threads(options: StagingOptions, pool: DecodePool, stager: Stager) -> int:
+    """How many threads fill.
+
+    One copies 1,200 to 1,500 pictures of 1920x1080 a second that have left the caches (4 to 5 GB/s, on 16 CPUs of a
+    server), six threads decode as many. Threads that decode several sources fill by themselves.
+    """
+    if options.fillers != "auto":
+        return options.fillers
+    return 1 if stager.holds_frames else min(4, max(1, pool.threads // (6 * len(pool.feeds))))

@@ -32,9 +32,13 @@ def decode_threads(device: str) -> int:
 
 
 def ahead_nbytes(threads: int) -> int:
-    """Bytes that segments may hold decoded ahead: delivery in order wants a segment a thread, memory bounds it."""
+    """Bytes that segments may hold decoded ahead: delivery in order wants a segment a thread, memory bounds it.
+
+    Threads are half a segment ahead on the average: 30 pictures of 1920x1080 in one of 60 have 93 MB (on 16 CPUs, a
+    clip with key frames 33 pictures apart came 8 % faster with 96 MB a thread than with 64, and as fast with 144).
+    """
     free = [limit.free // 8 for limit in limits.of_host() if limit.free is not None]
-    return max(1, min((64 << 20) * max(1, threads - 1), 1 << 30, *free))
+    return max(1, min((96 << 20) * max(1, threads - 1), 2 << 30, *free))
 
 
 def make_rgb() -> Stage:

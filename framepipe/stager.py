@@ -27,8 +27,8 @@ class StagingOptions:
     ``batch`` pictures each, ``depth`` how many batches may be in flight on the device. A batch that has waited
     ``batch_timeout_s`` seconds goes on partial. ``fillers`` threads copy planes into slots; with ``auto`` the decoding
     threads do where there are several sources, each a picture behind one that it decoded, and one filler sees to what
-    is left. ``copy_threads`` copy a large picture together, in strips. ``measure`` takes the time of every copy,
-    allocation and release, for the report.
+    is left; one source has a filler for every six of its decoding threads. ``copy_threads`` copy a large picture
+    together, in strips. ``measure`` takes the time of every copy, allocation and release, for the report.
     """
 
     strategy: str = "auto"

@@ -442,7 +442,7 @@ def test_a_container_that_cannot_be_read_is_unknown_and_stops_nothing(monkeypatc
     assert Pipeline([source()], [], [Hold(set())], device="simulated").run().exit == "complete"
 
 
-@pytest.mark.parametrize(("free", "ahead"), [(1 << 40, 1 << 30), (80 << 20, 10 << 20), (0, 1)])
+@pytest.mark.parametrize(("free", "ahead"), [(1 << 40, 2 << 30), (80 << 20, 10 << 20), (0, 1)])
 def test_what_is_decoded_ahead_is_little_in_a_small_container(monkeypatch, free, ahead):
     monkeypatch.setattr(limits, "of_host", lambda *kinds: [*host(1 << 40), *host(free)])
     assert parts.ahead_nbytes(32) == ahead

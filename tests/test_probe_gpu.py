@@ -114,7 +114,7 @@ def test_pinned_memory_is_host_memory(kind):
     if sys.platform.startswith("linux") and not is_wsl2():
         assert about(found["deltas"]["process.rss"], 256 * MIB)
         assert about(found["deltas"]["cuda.free"], 0, 64 * MIB)
-        if kind != "registered":  # its pages are the process's own
+        if kind not in ("registered", "write_combined"):  # pages of the process's own, and of the driver's (580.159)
             assert about(found["deltas"]["procfs.rss_shmem"], 256 * MIB)
 
 

@@ -272,14 +272,14 @@ def overlap(frames: list[av.VideoFrame], times: int) -> dict[str, float]:
 
 
 def rounds(
-    name: str, one: Callable[[], float], others: dict[str, Callable[[], float]], count: int
+    name: str, ones: dict[str, Callable[[], float]], others: dict[str, Callable[[], float]], count: int
 ) -> list[dict[str, Any]]:
-    """Rounds in which everybody runs once, in alternating order; the ratio of the first to each other in its round."""
-    rates: dict[str, list[float]] = {key: [] for key in ("", *others)}
+    """Rounds in which everybody runs once, in alternating order; ratios of each of ours to each other's in a round."""
+    rates: dict[str, list[float]] = {key: [] for key in (*ones, *others)}
     for number in range(count):
-        for key, run in [("", one), *others.items()][:: 1 if number % 2 else -1]:
+        for key, run in [*ones.items(), *others.items()][:: 1 if number % 2 else -1]:
             rates[key].append(run())
-    return [_ratio(f"{name} / {other}", rates[""], rates[other]) for other in others]
+    return [_ratio(f"{name}, {one} / {other}", rates[one], rates[other]) for one in ones for other in others]
 
 
 def _ratio(name: str, first: list[float], second: list[float]) -> dict[str, Any]:
@@ -329,11 +329,14 @@ def main() -> None:
             "bare decode": lambda: bare(clip, loop),
             "PyAV rgb24, cupy.asarray": lambda: asarray(clip, loop),
             "OpenCV, torch": lambda: opencv_torch(clip, loop),
-            "staging per_frame": lambda: ours(clip, loop, [Rgb()], staging="per_frame"),
+            "per_frame": lambda: ours(clip, max(1, loop // 3), [Rgb()], staging="per_frame"),
         }
         if importlib.util.find_spec("cv2") is None or importlib.util.find_spec("torch") is None:
             del contenders["OpenCV, torch"]
-        results += rounds("one file to RGB", lambda: ours(clip, loop, [Rgb()]), contenders, n)
+        batches = {
+            f"batch {batch}": lambda b=batch: ours(clip, loop, [Rgb()], staging={"batch": b}) for batch in (1, 4)
+        }
+        results += rounds("one file to RGB", batches, contenders, n)
     if wanted("many"):
         files = options.files
         results.append(
@@ -350,7 +353,7 @@ def main() -> None:
         bus = bus_rate() / 1e9
         print(f"bus {bus:.1f} GB/s")
         results.append({"name": "bus, GB/s", "value": round(bus, 2)})
-        for fillers, batch in ((1, 1), (8, 1), (8, 8)):
+        for fillers, batch in ((1, 1), (8, 1), (8, 8), (10, 8)):
             results.append(
                 pairs(f"staging 1080p, {fillers} fillers, batch {batch} / copies alone, GB/s",
                       lambda f=fillers, b=batch: staged(frames, 60, f, b),
