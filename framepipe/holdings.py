@@ -16,6 +16,8 @@ _ELSEWHERE = {
     "cpu": "without a GPU nothing is page-locked for one",
     "simulated": "the device is simulated: nothing is really page-locked for it",
 }
+_TELLING = 16 << 20
+"""Bytes whose absence from a counter says that it does not count them; less was now and then not seen (3 MB, Linux)."""
 
 
 class Holdings:
@@ -23,8 +25,8 @@ class Holdings:
 
     To be made before the device of that kind is opened, and told to `look` before anything is closed. It is known that
     on Linux memory which CUDA page-locks shows in RssShmem (measured), and not known that nothing else does: so what is
-    said of others is an estimate. Memory that was registered after it was allocated does not show there. Where the
-    counter does not even show what the pipeline itself has page-locked, nothing is said of others.
+    said of others is an estimate. Memory that was registered after it was allocated or is write-combined does not show
+    there. Where the counter does not even show what the pipeline itself has page-locked, nothing is said of others.
     """
 
     def __init__(self, kind: str, system: str = sys.platform) -> None:
@@ -54,9 +56,9 @@ class Holdings:
             now, before = self._read_linux(), self._before
             if now is None or before is None:
                 return _nothing("this kernel does not tell RssShmem")
-            registered = sum(pin.taken for pin in device.ledger.live() if pin.registered)
+            unseen = sum(pin.taken for pin in device.ledger.live() if not pin.in_shmem)
             counter = "procfs.rss_shmem (RssShmem of /proc/self/status) since before the device was opened"
-            return _estimate(now - before, ours - registered, counter)
+            return _estimate(now - before, ours - unseen, counter)
         if self._system == "win32":
             sensor = WddmMemory(find_adapter(int(getattr(device, "number", 0))))
             counter = "wddm.non_local_usage (D3DKMTQueryVideoMemoryInfo of this process)"
@@ -79,7 +81,7 @@ def _read(sensor: Sensor, key: str) -> int | None:
 
 
 def _estimate(shown: int, ours: int, counter: str) -> dict[str, Any]:
-    if shown < ours // 2:
+    if shown < ours // 2 and ours >= _TELLING:
         less = f"{format_bytes(max(0, shown))}, and the pipeline itself has page-locked {format_bytes(ours)}"
         return _nothing(f"{counter} shows {less}: it does not count such memory here")
     return {"bytes": max(0, shown - ours), "counter": counter, "approximate": True, "reason": None}

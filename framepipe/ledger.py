@@ -60,15 +60,15 @@ class Account:
 class Pin:
     """A page-locked allocation that lives.
 
-    ``at_s`` is when it was made, in seconds since the ledger was; ``registered`` means that ordinary memory was
-    page-locked, which the system's counters show elsewhere than memory that was allocated so.
+    ``at_s`` is when it was made, in seconds since the ledger was; ``in_shmem`` whether Linux shows it in RssShmem, as
+    it does what CUDA allocated, but neither ordinary memory that was registered nor what is write-combined (measured).
     """
 
     account: Account
     nbytes: int
     taken: int
     at_s: float
-    registered: bool
+    in_shmem: bool
 
     @property
     def owner(self) -> str:
@@ -134,7 +134,7 @@ class Ledger:
         return None if kind in self.untold else self.peak_taken.get(kind, 0)
 
     def pin(
-        self, nbytes: int, taken: int, *, owner: str, tier: str = "hot", seconds: float = 0.0, registered: bool = False
+        self, nbytes: int, taken: int, *, owner: str, tier: str = "hot", seconds: float = 0.0, in_shmem: bool = True
     ) -> Pin:
         """Enter a page-locked allocation, which took ``seconds`` to make; hand what is returned to `unpin`."""
         stack = _stack() if self.stacks else ()
@@ -149,7 +149,7 @@ class Ledger:
             account.allocations += 1
             account.allocate_s += seconds
             self.pinned_total += nbytes
-            pin = Pin(account, nbytes, taken, self._clock() - self._began_s, registered)
+            pin = Pin(account, nbytes, taken, self._clock() - self._began_s, in_shmem)
             self._live.add(pin)
             self.add("pinned", nbytes, taken)
         return pin

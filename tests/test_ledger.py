@@ -14,6 +14,7 @@ import pytest
 
 from framepipe import holdings, ledger
 from framepipe.device.cpu import CpuDevice
+from framepipe.device.host import WRITE_COMBINED
 from framepipe.device.simulated import SimulatedDevice
 from framepipe.frame import Batch, FrameSpec
 from framepipe.holdings import Holdings
@@ -55,10 +56,10 @@ def clocked(*times: float) -> Callable[[], float]:
 def test_an_allocation_is_named_as_long_as_it_lives():
     account = Ledger(clock=clocked(100.0, 101.0, 103.5))
     slab = account.pin(1000, 1024, owner="ring slab (pooled)")
-    back = account.pin(50, 50, owner="read-back of image", tier="cold", registered=True)
-    assert [(pin.owner, pin.tier, pin.nbytes, pin.taken, pin.at_s, pin.registered) for pin in account.live()] == [
-        ("ring slab (pooled)", "hot", 1000, 1024, 1.0, False),
-        ("read-back of image", "cold", 50, 50, 3.5, True),
+    back = account.pin(50, 50, owner="read-back of image", tier="cold", in_shmem=False)
+    assert [(pin.owner, pin.tier, pin.nbytes, pin.taken, pin.at_s, pin.in_shmem) for pin in account.live()] == [
+        ("ring slab (pooled)", "hot", 1000, 1024, 1.0, True),
+        ("read-back of image", "cold", 50, 50, 3.5, False),
     ]
     assert (account.pinned_in("hot"), account.pinned_in("cold")) == (1000, 50)
     account.unpin(slab)
@@ -195,11 +196,11 @@ def test_blocks_of_a_device_are_named():
     other = device.host_made(500, lambda: (np.zeros(500, np.uint8), 512), owner="a pool's", tier="cold")
     area = mapping(5000)
     assert device.host_register(area, owner="an area")
-    found = {pin.owner: (pin.tier, pin.nbytes, pin.taken, pin.registered) for pin in device.ledger.live()}
+    found = {pin.owner: (pin.tier, pin.nbytes, pin.taken, pin.in_shmem) for pin in device.ledger.live()}
     assert found == {
-        "mine": ("hot", 1000, 1000, False),
-        "a pool's": ("cold", 500, 512, False),
-        "an area": ("hot", 5000, whole_pages(5000), True),
+        "mine": ("hot", 1000, 1000, True),
+        "a pool's": ("cold", 500, 512, True),
+        "an area": ("hot", 5000, whole_pages(5000), False),
     }
     device.host_unregister(area)
     for each in (block, other):
@@ -352,14 +353,21 @@ class Readings(Sensor):
         return dict.fromkeys(self.readings, self.numbers.pop(0))
 
 
-def elsewhere(monkeypatch: pytest.MonkeyPatch, system: str, numbers: list[Any], register: bool = False) -> Any:
-    """What a GPU's account says where the counter gives ``numbers`` and the pipeline has page-locked 1000 bytes."""
+def elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+    system: str,
+    numbers: list[Any],
+    register: bool = False,
+    own: int = 1000,
+    flags: int = 0,
+) -> Any:
+    """What a GPU's account says where the counter gives ``numbers`` and the pipeline has page-locked ``own`` bytes."""
     monkeypatch.setattr(holdings, "ProcfsMemory", lambda: Readings(numbers))
     monkeypatch.setattr(holdings, "WddmMemory", lambda adapter: Readings(numbers))
     monkeypatch.setattr(holdings, "find_adapter", lambda number: SimpleNamespace(index=number))
     found = Holdings("cuda", system)
     device = SimulatedDevice()
-    block = device.host_empty(1000, pinned=True)
+    block = device.host_empty(own, pinned=True, flags=flags)
     area = mapping(5000)
     if register:
         device.host_register(area)
@@ -388,11 +396,19 @@ def test_others_have_no_less_than_nothing(monkeypatch):
     assert elsewhere(monkeypatch, "linux", [500_000, 500_900])["bytes"] == 0
 
 
+def test_write_combined_memory_is_in_another_counter_of_linux(monkeypatch):
+    assert elsewhere(monkeypatch, "linux", [0, 50 << 20], own=40 << 20, flags=WRITE_COMBINED)["bytes"] == 50 << 20
+
+
+def test_little_that_a_counter_does_not_show_says_nothing_of_the_counter(monkeypatch):
+    assert elsewhere(monkeypatch, "linux", [500_000, 500_000])["bytes"] == 0
+
+
 @pytest.mark.parametrize(("system", "numbers"), [("linux", [500_000, 500_100]), ("win32", [0])])
 def test_a_counter_that_does_not_show_the_pipelines_own_says_nothing_of_others(monkeypatch, system, numbers):
-    told = elsewhere(monkeypatch, system, numbers)
+    told = elsewhere(monkeypatch, system, numbers, own=32_000_000)
     assert told["bytes"] is None and told["counter"] is None
-    assert "the pipeline itself has page-locked 1.0 kB: it does not count such memory here" in told["reason"]
+    assert "the pipeline itself has page-locked 32.0 MB: it does not count such memory here" in told["reason"]
 
 
 def test_where_there_is_no_counter_the_reason_is_told(monkeypatch):

@@ -19,8 +19,8 @@ from test_simulated import Broken, Copy
 from test_simulated import run as run_copy
 
 from framepipe import _cli_list, memory, pagelock
-from framepipe.device.base import MAPPED, WRITE_COMBINED
 from framepipe.device.cpu import CpuDevice
+from framepipe.device.host import MAPPED, WRITE_COMBINED
 from framepipe.device.simulated import SimulatedDevice
 from framepipe.errors import ConfigError, HazardError
 from framepipe.frame import FrameSpec

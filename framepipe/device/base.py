@@ -21,8 +21,6 @@ from framepipe.errors import DeviceMemoryError
 from framepipe.units import format_bytes
 
 _SLICE_S = 0.1
-MAPPED, WRITE_COMBINED = 2, 4
-"""Flags of `Device.host_empty`, with the values that cudaHostAlloc has for them."""
 
 
 class Event(ABC):

@@ -14,6 +14,9 @@ from framepipe.memory import PAGE, aligned_empty, whole_pages
 from framepipe.tiers import COLD, HOT, ColdTier, HotTier, TierState
 
 T = TypeVar("T")
+MAPPED, WRITE_COMBINED = 2, 4
+"""Flags of `HostAllocator.host_empty`, with the values that cudaHostAlloc has for them."""
+
 _SOMEBODY = "host memory"
 _OUTPUT = "host_output"
 
@@ -66,12 +69,12 @@ class HostAllocator:
     ) -> np.ndarray:
         """An exact-size uint8 host block, page-locked where ``pinned``; give it back with `host_free`.
 
-        ``flags`` say how it is page-locked: `framepipe.device.base.MAPPED`, ``WRITE_COMBINED``. Its address is a
+        ``flags`` say how it is page-locked: `MAPPED`, `WRITE_COMBINED`. Its address is a
         multiple of ``align``, if that is given. ``owner`` is who the report says page-locked it. Pageable where that is
         refused (`page_lock`).
         """
         if pinned:
-            return self._made(nbytes, lambda: self._pin(nbytes, flags, align), align, owner, tier)
+            return self._made(nbytes, lambda: self._pin(nbytes, flags, align), align, owner, tier, flags)
         block = self._plain(nbytes, align)
         self.ledger.add("pageable", nbytes)
         self._hold(block, tier, None)
@@ -84,7 +87,7 @@ class HostAllocator:
 
         `host_free` only notes that it is given back; who made it sees to that.
         """
-        return self._made(nbytes, make, None, owner, tier)
+        return self._made(nbytes, make, None, owner, tier, 0)
 
     def host_free(self, block: np.ndarray) -> None:
         """Give back a block of `host_empty` or `host_made`; no stream may still use it."""
@@ -107,7 +110,7 @@ class HostAllocator:
             self._hold(block, tier, None)
             return False
         taken = whole_pages(block.nbytes)
-        pin = self.ledger.pin(block.nbytes, taken, owner=owner, tier=tier, seconds=seconds, registered=True)
+        pin = self.ledger.pin(block.nbytes, taken, owner=owner, tier=tier, seconds=seconds, in_shmem=False)
         self._hold(block, tier, pin)
         return True
 
@@ -126,7 +129,13 @@ class HostAllocator:
         return held is not None and held.pin is not None
 
     def _made(
-        self, nbytes: int, make: Callable[[], tuple[np.ndarray, int]], align: int | None, owner: str, tier: str
+        self,
+        nbytes: int,
+        make: Callable[[], tuple[np.ndarray, int]],
+        align: int | None,
+        owner: str,
+        tier: str,
+        flags: int,
     ) -> np.ndarray:
         def timed() -> tuple[np.ndarray, int, float]:
             began = time.perf_counter()
@@ -137,7 +146,9 @@ class HostAllocator:
         if made is None:
             return self.host_empty(nbytes, pinned=False, align=align, owner=owner, tier=tier)
         block, taken, seconds = made
-        self._hold(block, tier, self.ledger.pin(nbytes, taken, owner=owner, tier=tier, seconds=seconds))
+        in_shmem = not flags & WRITE_COMBINED
+        pin = self.ledger.pin(nbytes, taken, owner=owner, tier=tier, seconds=seconds, in_shmem=in_shmem)
+        self._hold(block, tier, pin)
         return block
 
     def _hold(self, block: np.ndarray, tier: str, pin: Pin | None) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from framepipe.device.base import MAPPED, Event, Stream
+from framepipe.device.base import Event, Stream
+from framepipe.device.host import MAPPED
 from framepipe.frame import FrameSpec, Planes
 from framepipe.registry import register
 from framepipe.staging.pooled import Pooled

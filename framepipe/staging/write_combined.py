@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from framepipe.device.base import WRITE_COMBINED
+from framepipe.device.host import WRITE_COMBINED
 from framepipe.registry import register
 from framepipe.staging.pooled import Pooled
 
