@@ -174,10 +174,21 @@ def bus_rate(nbytes: int = 256 << 20) -> float:
     return statistics.median(rates)
 
 
-def staged(frames: list[av.VideoFrame], times: int, fillers: int, batch: int) -> float:
+DEPTH = 4
+READY = 200
+"""Distinct frames that are ready in memory: more than twice what the largest caches of today hold."""
+
+
+def staged(frames: list[av.VideoFrame], times: int, fillers: int, batch: int, copy_threads: int = 1) -> float:
     """Bytes a second from ready frames through the ring to the device."""
     source = FrameList(name="ready", frames=frames, loop=times)
-    options = {"strategy": "pooled", "fillers": fillers, "slots": 2 * fillers + 4, "depth": 4, "batch": batch}
+    options = {
+        "strategy": "pooled",
+        "fillers": fillers,
+        "copy_threads": copy_threads,
+        "depth": DEPTH,
+        "batch": batch,
+    }
     clock = Clock()
     with Pipeline([source], [], [_counter(clock)], device="cuda", staging=options, threads=2) as pipeline:
         pipeline.run()
@@ -187,7 +198,7 @@ def staged(frames: list[av.VideoFrame], times: int, fillers: int, batch: int) ->
 def copied(frames: list[av.VideoFrame], times: int, threads: int, batch: int) -> float:
     """Bytes a second that so many threads copy between the same buffers, without ring and upload."""
     spec = FrameSpec.of(frames[0])
-    slots = (2 * threads + 4) * batch
+    slots = (DEPTH + 1 + threads) * batch
     memory = cp.cuda.PinnedMemory(slots * spec.nbytes, 0)
     slab = np.frombuffer(cp.cuda.PinnedMemoryPointer(memory, 0), np.uint8, slots * spec.nbytes)
     rows = [slab[i * spec.nbytes : (i + 1) * spec.nbytes].reshape(1, -1) for i in range(slots)]
@@ -203,6 +214,21 @@ def copied(frames: list[av.VideoFrame], times: int, threads: int, batch: int) ->
                 counts[number] += 1
 
     return _together(work, threads, counts) * spec.nbytes
+
+
+def torch_pinned(frames: list[av.VideoFrame], times: int) -> float:
+    """Bytes a second of torch's ``pin_memory().to()`` from packed frames, one thread calling (it copies with many)."""
+    import torch
+
+    packed = [torch.from_numpy(frame.to_ndarray()) for frame in frames]
+    clock = Clock()
+    for _ in range(times):
+        for picture in packed:
+            picture.pin_memory().to("cuda", non_blocking=True)
+            clock()
+    torch.cuda.synchronize()
+    clock.last = time.perf_counter()
+    return clock.fps * packed[0].nbytes
 
 
 @dataclass(kw_only=True)
@@ -348,7 +374,7 @@ def main() -> None:
             )
         )
     if wanted("staging") or wanted("overlap"):
-        frames = pattern_frames(96, 1920, 1080)
+        frames = pattern_frames(READY, 1920, 1080)
     if wanted("staging"):
         bus = bus_rate() / 1e9
         print(f"bus {bus:.1f} GB/s")
@@ -356,11 +382,18 @@ def main() -> None:
         for fillers, batch in ((1, 1), (8, 1), (8, 8), (10, 8)):
             results.append(
                 pairs(f"staging 1080p, {fillers} fillers, batch {batch} / copies alone, GB/s",
-                      lambda f=fillers, b=batch: staged(frames, 60, f, b),
-                      lambda f=fillers, b=batch: copied(frames, 60, f, b), n, 1e-9)
+                      lambda f=fillers, b=batch: staged(frames, 30, f, b),
+                      lambda f=fillers, b=batch: copied(frames, 30, f, b), n, 1e-9)
             )  # fmt: skip
+        if importlib.util.find_spec("torch") is not None:
+            for fillers, copies in ((1, 8), (8, 1)):
+                results.append(
+                    pairs(f"staging 1080p, {fillers} fillers, {copies} copy_threads / torch pin_memory().to(), GB/s",
+                          lambda f=fillers, c=copies: staged(frames, 30, f, 1, c),
+                          lambda: torch_pinned(frames, 30), n, 1e-9)
+                )  # fmt: skip
     if wanted("overlap"):
-        result: dict[str, Any] = {"name": "overlap", **overlap(frames, 60)}
+        result: dict[str, Any] = {"name": "overlap", **overlap(frames, 30)}
         print(result)
         results.append(result)
     if options.out:
