@@ -35,6 +35,7 @@ TILING = np.dtype(
         ("begins", "i4"),
         ("weights", "i4"),
         ("pixels", "i4"),
+        ("turn", "i4"),
         ("half", "u4"),
         ("magic", "u4"),
         ("shift", "i4"),
@@ -47,7 +48,7 @@ A block makes a tile of ``columns`` output columns and ``8 / parts`` times ``row
 same ``rows``, each with the sums of 256 source columns. ``across`` blocks side by side make the part. With each of its
 ``rows`` a block fills ``beside`` rows of the border. The weights of a column take ``taps`` words; those of bilinear
 are in units of ``2**bits / 2048``, across and down. ``begins``, ``weights`` and ``pixels`` are where these stand in
-shared memory.
+shared memory, and ``turn`` where the sums of every other row do.
 
 A sum to which ``half`` was added, times ``magic``, moved down by ``32 + shift`` bits, is the average.
 """
@@ -201,7 +202,7 @@ def _axis(method: Method, n: int, m: int) -> _Axis:
 def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int) -> tuple[Struct, int] | None:
     """The cheapest way to divide the work, and the bytes of shared memory that it takes."""
     words = int(((across.count + 1 + 3) // 4 if narrow else across.count).max())
-    sums = 8 * 3 * 256 * (2 if narrow else 4)
+    sums = 8 * 3 * 256 * 4  # narrow ones take half of it, and stand there twice
     found = []
     for parts, columns in _divisions(across, x):
         if sums + _ROW_BYTES + 4 * columns * (1 + words) <= _SHARED_BYTES:
@@ -214,7 +215,7 @@ def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int) -> tuple[S
     tiling["parts"], tiling["columns"], tiling["rows"] = parts, columns, tall
     tiling["across"] = blocks(len(across.first), columns)
     tiling["taps"], tiling["bits"] = words, (across.bits, down.bits)
-    tiling["pixels"] = sums
+    tiling["pixels"], tiling["turn"] = sums, sums // 2
     tiling["begins"] = sums + _ROW_BYTES
     tiling["weights"] = sums + _ROW_BYTES + 4 * columns
     return tiling, sums + _ROW_BYTES + 4 * columns * (1 + words)

@@ -5,8 +5,9 @@
 // one pixel long.
 //
 // NARROW sums down fit 16 bits and weights across fit 8: then numbers go in pairs. Shared memory holds the sums, a row
-// for each output row and channel, then where each column's taps begin, then their weights, then rows of pixels
-// (ROW_BYTES a warp).
+// for each output row and channel (of NARROW ones those of two steps by turns, so that a warp may go on down while
+// others still sum across), then rows of pixels (ROW_BYTES a warp), then where each column's taps begin, then their
+// weights.
 
 const int ROW_BYTES = WARP * 12 + 16;
 
@@ -358,9 +359,10 @@ __device__ __forceinline__ void resample(
         // A little of the border at a time, so that memory stores it while others compute.
         for (int at = (warp - k) & 7; at < tiling.beside; at += 8)
             border(out, t, p, (tile * deep + k) * tiling.beside + at, &shared<u8>(pixels));
+        const int sums = NARROW && k & 1 ? tiling.turn : 0;
         if (busy && first + k < rows)
             down.next(s, p, tiling, top + first + k)
-                .store(group * 3 * channel + i * (NARROW ? 2 : 4), channel);
+                .store(sums + group * 3 * channel + i * (NARROW ? 2 : 4), channel);
         __syncthreads();
         for (int g = first_group, run = first_run; 2 * g < groups; g += more_groups, run += more_runs) {
             if (run >= runs)
@@ -370,10 +372,11 @@ __device__ __forceinline__ void resample(
                 break;
             u8* to = part + row * t.row + x * t.column;
             put_runs<NARROW>(
-                {to, to + deep * t.row}, 2 * g + 1 < groups && row + deep < rows, 2 * g * 3 * channel, channel, t,
-                tiling, x, min(WARP, columns - x), pixels);
+                {to, to + deep * t.row}, 2 * g + 1 < groups && row + deep < rows, sums + 2 * g * 3 * channel, channel,
+                t, tiling, x, min(WARP, columns - x), pixels);
         }
-        __syncthreads();
+        if (!NARROW)
+            __syncthreads();
     }
 }
 
