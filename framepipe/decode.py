@@ -209,7 +209,7 @@ class DecodePool(Decoding):
 
     def _pick(self) -> tuple[Feed | None, bool]:
         best: Feed | None = None
-        stale = False
+        least, stale = 0, False
         active = self._active  # replaced as a whole when a feed ends
         for offset in range(len(active)):
             feed = active[(self._served + offset) % len(active)]
@@ -220,8 +220,9 @@ class DecodePool(Decoding):
             head = units[0]
             done = head.done  # before `out`: the worker appends first and says done afterwards
             if head.out:
-                if best is None or feed.in_flight < best.in_flight:
-                    best = feed
+                in_flight = feed.in_flight
+                if best is None or in_flight < least:
+                    best, least = feed, in_flight
             elif done:
                 stale = True
         return best, stale
@@ -386,9 +387,10 @@ class DecodePool(Decoding):
             self._announced_s = now
         if len(self._active) > 1:  # one file's threads decode ahead, and have better things to do
             for _ in range(4 if feed.frame_nbytes >= _LARGE else feed.limit):
-                if not self.help():
+                if not unit.out or not self.help():
                     break
-        if self._takers_waiting and self._pick()[0] is not None:
+        # What others put out they announce themselves: to look through all sources costs more than a small picture.
+        if unit.out and self._takers_waiting and self._pick()[0] is not None:
             with self._lock:
                 self._frames.notify()
 
