@@ -75,7 +75,7 @@ tools      config _entries _parameters _schema _tree _yaml | plan planned | ship
 pipeline   pipeline alive guarding fitting parts summary findings
 machinery  engine running tokens delivering filling decode decoding preview | sources/ | stages/ | sinks/ | staging/
 planning   chain budget limits
-inputs     container cutting feed reading retake filtergraph streams timestamps
+inputs     container cutting feed reading retake filtergraph selecting streams timestamps
 contracts  source stage sink stager | guard/ | holdings
 below      kernels/ | planecopy | ring | telemetry/
 values     frame framespec pixfmt | report
@@ -88,15 +88,15 @@ The commands alone print and handle signals. ``config`` turns YAML into componen
 paths. ``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding``), ``filling``, ``running`` and
 ``delivering``; ``chain`` plans the stages. ``container`` opens inputs, ``cutting`` cuts their packets into segments,
 ``streams`` chooses among what they hold, ``reading`` waits for networks and pipes, ``retake`` is for tails that frame
-threads lose, ``filtergraph`` readies odd pictures, ``timestamps`` tells when they show, ``feed`` keeps the books of a
-source and ``findings`` words what was odd. ``ring`` hands slots round, ``memory`` makes blocks, ``ledger`` counts every
-byte and who asked for it, ``tiers`` are the pools of host memory, ``holdings`` tells of both at the end, ``pagelock``
-is the system's own page-locking, ``telemetry`` reads what the system counts, ``memory_models`` are what the memory of
-the simulated device may be like (see ``device/modelled``). ``guard`` decides what to do about little memory,
-``guarding`` does it to an engine, with ``tokens`` that are held back. ``budget`` works out what memory is needed and
-``limits`` what there is: for ``fitting``, as a pipeline opens, and for ``plan``, by the first pictures that ``preview``
-gets. ``bench`` measures pipelines, each in a child process; ``doctor`` examines the machine, with the probes for what
-has to be measured.
+threads lose, ``filtergraph`` readies odd pictures, ``timestamps`` tells when they show and ``selecting`` which are
+wanted, ``feed`` keeps the books of a source and ``findings`` words what was odd. ``ring`` hands slots round, ``memory``
+makes blocks, ``ledger`` counts every byte and who asked for it, ``tiers`` are the pools of host memory, ``holdings``
+tells of both at the end, ``pagelock`` is the system's own page-locking, ``telemetry`` reads what the system counts,
+``memory_models`` are what the memory of the simulated device may be like (see ``device/modelled``). ``guard`` decides
+what to do about little memory, ``guarding`` does it to an engine, with ``tokens`` that are held back. ``budget`` works
+out what memory is needed and ``limits`` what there is: for ``fitting``, as a pipeline opens, and for ``plan``, by the
+first pictures that ``preview`` gets. ``bench`` measures pipelines, each in a child process; ``doctor`` examines the
+machine, with the probes for what has to be measured.
 
 Arrays are (height, width, ...), configuration has width before height. Boxes are ``x1, y1, x2, y2`` in pixels of the
 upright source picture, whatever resize came between. Names carry units: ``_s``, ``_ms``, ``nbytes``.

@@ -11,8 +11,8 @@ from framepipe.container import ContainerStream
 from framepipe.decode import DecodePool
 from framepipe.errors import SourceError
 from framepipe.feed import Feed
-from framepipe.filling import select
 from framepipe.frame import FrameSpec
+from framepipe.selecting import select
 
 _PATIENCE_S = 30.0
 _SLICE_S = 0.1  # the main thread looks for signals in between
@@ -69,7 +69,7 @@ def _first(pool: DecodePool, feed: Feed) -> FrameSpec:
     deadline = time.monotonic() + _PATIENCE_S
     while not pool.exhausted and time.monotonic() < deadline:
         got = pool.take(_SLICE_S)
-        found = None if got is None else select(pool, *got)
+        found = None if got is None else select(*got, pool.finish)
         if found is not None:
             return found[1]
     if feed.error is not None:
