@@ -25,6 +25,7 @@ from framepipe.bench.options import Options
 from framepipe.bench.runner import Bench
 from framepipe.errors import ConfigError, FramepipeError, SourceError
 from framepipe.frame import Frame, FrameSpec, Item, frame_planes
+from framepipe.pipeline import Pipeline
 from framepipe.stager import StagingOptions
 
 STAGING = {"strategy": "pooled", "batch": 2, "depth": 2, "slots": 4, "fillers": 1, "copy_threads": 1}
@@ -434,3 +435,22 @@ def test_an_input_has_its_facts(clip, tmp_path):
         find([str(tmp_path / "none.mp4")])
     with pytest.raises(ConfigError, match="reads its clip many times"):
         find(["-"])
+
+
+def test_what_a_process_makes_once_is_there_before_memory_is_read(clip, monkeypatch):
+    """Kernels that CUDA loaded (6 MB, for good) once counted as memory that a strategy does not give back."""
+    order: list[str] = []
+    read, run = _measure.read_sensors, Pipeline.run
+
+    def reading(sensors: Any) -> Any:
+        order.append("read")
+        return read(sensors)
+
+    def running(self: Pipeline) -> Any:
+        order.append("run")
+        return run(self)
+
+    monkeypatch.setattr(_measure, "read_sensors", reading)
+    monkeypatch.setattr(Pipeline, "run", running)
+    assert cell.answer(request("measure", clip))["frames"] == 20
+    assert order[:4] == ["run", "read", "read", "run"] and order.count("run") == 2

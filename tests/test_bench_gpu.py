@@ -44,4 +44,5 @@ def test_every_strategy_is_right_and_has_figures(machine, clip, mode, strategy):
     json.dumps(found, allow_nan=False)
     assert found["frames"] == 20 and found["memory"]["cuda.free"]["rest"] > 0
     assert record.vram_peak(found) >= 0
+    assert found["memory"]["cuda.free"]["back_s"] is not None, "what CUDA keeps for good was there before"
     assert found["upload_ms"]["count"] >= 18, "36 pictures in batches of 2"
