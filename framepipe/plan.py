@@ -120,6 +120,8 @@ class _Planner:
         self.notes: list[str] = [place.missing] if place.missing else []
         self.unplanned: list[str] = []
         self.chains: dict[FrameSpec, Chain] = {}
+        self.whole: list[int | None] = []
+        """Bytes of each source's pictures together, where the container announces how many there are."""
 
     def plan(self, sources: list[Source]) -> Plan:
         opened: list[Callable[[], None]] = []
@@ -168,8 +170,10 @@ class _Planner:
         workers = self.setup.threads
         if workers == 1:
             return []  # nothing is decoded before its turn
-        nbytes = parts.ahead_nbytes(workers)
-        what = f"of {workers} decoding threads"
+        nbytes, what = parts.ahead_nbytes(workers), f"of {workers} decoding threads"
+        known = [each for each in self.whole if each is not None]
+        if len(known) == len(self.whole) and sum(known) < nbytes:
+            nbytes, what = sum(known), "all pictures, which are few"
         return [Need("segments before their turn", "ahead", nbytes, nbytes, None, what, exact=False)]
 
     def _device(self) -> dict[str, Any]:
@@ -214,6 +218,7 @@ class _Planner:
         except FramepipeError as error:
             return PlannedSource(feed.name, uri, error=redact(str(error)))
         alone = budget.needs([planned], self.setup, {spec: 1})
+        self.whole.append(feed.expected and feed.expected * feed.loops_left * spec.nbytes)
         return PlannedSource(feed.name, uri, spec, {kind: budget.total(alone, kind) for kind in KINDS})
 
     def _chain(self, spec: FrameSpec) -> Chain:

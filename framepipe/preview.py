@@ -21,7 +21,8 @@ _SLICE_S = 0.1  # the main thread looks for signals in between
 def by_first_picture(feed: Feed) -> FrameSpec:
     """The spec of the first picture that a run would take, decoded as a run decodes it.
 
-    What can be read only once (standard input, a FIFO) is left alone. Raises `SourceError`, or what the source does.
+    ``feed`` is told how many pictures the container announces. What can be read only once (standard input, a FIFO) is
+    left alone. Raises `SourceError`, or what the source does.
     """
     known = _known(feed)
     if known is not None:
@@ -37,6 +38,7 @@ def by_first_picture(feed: Feed) -> FrameSpec:
     finally:
         pool.stop()
         pool.join()
+        feed.expected = first.expected
 
 
 def by_header(feed: Feed) -> FrameSpec | None:

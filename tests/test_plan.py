@@ -448,6 +448,18 @@ def test_what_is_decoded_ahead_is_little_in_a_small_container(monkeypatch, free,
     assert parts.ahead_nbytes(32) == ahead
 
 
+def test_no_more_is_decoded_ahead_than_a_short_clip_has(clip):
+    """A clip of some megabytes was once said to take gigabytes on a machine of many processors."""
+
+    def ahead(*sources: Any) -> int:
+        return planning.plan([*sources], device="simulated", threads=16).nbytes("ahead")
+
+    picture = FrameSpec(96, 64, "yuv420p").nbytes
+    assert ahead(clip) == 60 * picture
+    assert ahead(File(uri=str(clip), loop=3), clip) == 240 * picture
+    assert ahead(clip, source()) == parts.ahead_nbytes(16), "nobody knows how many pictures the second one has"
+
+
 def test_budgets_of_windows_are_read_for_each_kind(monkeypatch):
     class Wddm:
         name, source, reason = "wddm", "D3DKMTQueryVideoMemoryInfo", "of another number; says the test"
