@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,14 @@ import pytest
 from framepipe.device.cpu import CpuDevice
 from framepipe.errors import ConfigError
 from framepipe.frame import Batch, FrameSpec, Item, Planes
+from framepipe.kernels import cpu
 from framepipe.kernels._difference import difference
+from framepipe.pipeline import Pipeline
 from framepipe.sources.synthetic import Synthetic
 from framepipe.stage import Flow
 from framepipe.stages._blobs import find_blobs
 from framepipe.stages.motion import Motion
+from framepipe.testing import FrameList, pattern_frames
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 Box = Sequence[float]
@@ -460,3 +464,20 @@ def test_objects_are_whole_where_they_look_like_their_background():
     (blob,) = find_blobs(mask)
     assert blob.box == (2, 2, 8, 5)
     assert blob.area == 16 * 9
+
+
+def test_working_memory_is_let_go_at_the_close(monkeypatch):
+    """Of every picture size: what copies of the stage, for further sizes, had once lived as long as the pipeline."""
+    made: list[weakref.ref[np.ndarray]] = []
+
+    def scratch(height: int, width: int) -> np.ndarray:
+        block = np.empty(height * width, np.uint32)
+        made.append(weakref.ref(block))
+        return block
+
+    monkeypatch.setattr(cpu, "difference_scratch", scratch)
+    sources = [FrameList(name=f"{width}", frames=pattern_frames(4, width, 48)) for width in (64, 96)]
+    pipeline = Pipeline(sources, [Motion()], ["discard"], device="simulated")
+    pipeline.run()
+    pipeline.close()
+    assert len(made) == 2 and all(block() is None for block in made)

@@ -42,7 +42,7 @@ def difference(
     ``B``, the one before it ``P``, a candidate for the next ``C`` (luma in 1/256 of an 8-bit code) and the candidate's
     ``age`` in pictures. ``mask`` is uint8, its sides those of the state over `CELL`, rounded up. ``shrink`` is a power
     of two, at most 16. Rows and columns of the picture that fill no block are left out. ``scratch`` is what
-    `difference_scratch` gave for this size (None here); pictures compared one after another may share it.
+    `difference_scratch` gave for this size (None here).
 
     The definition, all in integers; ``>>`` and ``//`` round down; ``T`` is ``threshold`` in 1/256 codes, below 2**15:
 

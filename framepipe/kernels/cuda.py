@@ -171,10 +171,7 @@ def difference(
 
 
 def difference_scratch(height: int, width: int) -> Any:
-    """Working memory for `difference` with a state of ``(4, height, width)``, from the current allocator.
-
-    Pictures compared one after another on one stream may share it.
-    """
+    """Working memory for `difference` with a state of ``(4, height, width)``, from the current allocator."""
     return cupy().empty(COUNTS + height * width, "uint32")
 
 

@@ -19,10 +19,14 @@ from framepipe.stages._blobs import Blob, find_blobs
 
 @dataclass(slots=True)
 class _State:
-    """What is known of one source's background ((4, H // shrink, W // shrink) uint16 on the device), for which spec."""
+    """What is known of one source's background ((4, H // shrink, W // shrink) uint16 on the device), for which spec.
+
+    The kernel's ``scratch`` is kept with it: taken anew for each picture, it would leave gaps in the device's pool.
+    """
 
     spec: FrameSpec
     layers: Any
+    scratch: Any
     seen: int = 0
 
 
@@ -73,25 +77,21 @@ class Motion(Stage):
         if problems:
             raise ConfigError(f"motion: {'; '.join(problems)}", problems)
         self._states: dict[str, _State] = {}
-        self._scratch: Any = None
 
     def plan(self, flow: Flow) -> Flow:
         self._spec = spec = flow.spec
         self._shrink = _shrink(spec, self.max_side)
         self._small = spec.height // self._shrink, spec.width // self._shrink
-        self._scratch = None
         self._mask = f"{self.id}.mask"
         self.readback = (self._mask,)
         return flow.put(self._mask, ArraySpec(tuple(-(-side // CELL) for side in self._small)))
 
     def device_nbytes(self, sources: int) -> int:
         pixels = math.prod(self._small)
-        return sources * 4 * 2 * pixels + 4 * (pixels + COUNTS)  # uint16 layers, and the scratch
+        return sources * (4 * 2 * pixels + 4 * (pixels + COUNTS))  # uint16 layers, and the scratch
 
     def launch(self, batch: Batch) -> None:
         assert batch.planes is not None
-        if self._scratch is None:  # kept: taken anew for each picture, it would leave gaps in the device's pool
-            self._scratch = self.device.kernels.difference_scratch(*self._small)
         for i, item in enumerate(batch.items):
             self._compare(batch.planes.picture(i), self._state(item.source), batch.out[self._mask][i])
 
@@ -100,7 +100,8 @@ class Motion(Stage):
         state = self._states.get(source)
         if state is None or not state.spec.same_pictures(self._spec):
             layers = self.device.xp.zeros((4, *self._small), np.uint16)
-            state = self._states[source] = _State(self._spec, layers)
+            scratch = self.device.kernels.difference_scratch(*self._small)
+            state = self._states[source] = _State(self._spec, layers, scratch)
         return state
 
     def _compare(self, planes: tuple[Any, ...], state: _State, mask: Any) -> None:
@@ -109,7 +110,7 @@ class Motion(Stage):
             [component(planes, self._spec, letter) for letter in ("RGB" if fmt.model == "rgb" else "Y")],
             state.layers,
             mask,
-            self._scratch,
+            state.scratch,
             shrink=self._shrink,
             extra_bits=fmt.bits + fmt.shift - 8,
             threshold=round(self.threshold * 256),
@@ -146,7 +147,6 @@ class Motion(Stage):
 
     def close(self) -> None:
         self._states.clear()
-        self._scratch = None
 
 
 def _shrink(spec: FrameSpec, most: int) -> int:
