@@ -892,7 +892,8 @@ class Played:
     """Child processes that answer at once; everything that was asked is in ``asked``."""
 
     def __init__(self, gpu: bool, stop_at: int | None = None) -> None:
-        self.gpu, self.stop_at, self.asked = gpu, stop_at, []  # type: ignore[var-annotated]
+        self.gpu, self.stop_at = gpu, stop_at
+        self.asked: list[dict[str, Any]] = []
 
     def __call__(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         self.asked.append(request)

@@ -69,9 +69,8 @@ class HostAllocator:
     ) -> np.ndarray:
         """An exact-size uint8 host block, page-locked where ``pinned``; give it back with `host_free`.
 
-        ``flags`` say how it is page-locked: `MAPPED`, `WRITE_COMBINED`. Its address is a
-        multiple of ``align``, if that is given. ``owner`` is who the report says page-locked it. Pageable where that is
-        refused (`page_lock`).
+        ``flags`` say how it is page-locked: `MAPPED`, `WRITE_COMBINED`. Its address is a multiple of ``align``, if that
+        is given. ``owner`` is who the report says page-locked it. Pageable where that is refused (`page_lock`).
         """
         if pinned:
             return self._made(nbytes, lambda: self._pin(nbytes, flags, align), align, owner, tier, flags)

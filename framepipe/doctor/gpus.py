@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from framepipe import hardware
@@ -166,7 +167,7 @@ def windows_counters(
         return {"adapters": [], "processes": [], "reason": "only Windows has them"}
     try:
         every = adapters(find)
-        known = [adapter for adapter in every if adapter.luid is not None]
+        known = [(each, Instance(None, each.luid, each.physical)) for each in every if each.luid is not None]
         if not known:
             reason = "no adapter's memory is managed by Windows (TCC)" if every else "CUDA's driver shows no GPU"
             return {"adapters": [], "processes": [], "reason": reason}
@@ -177,23 +178,23 @@ def windows_counters(
         return {"adapters": [], "processes": [], "reason": describe(error)}
 
 
-def _read_pdh(known: list[Adapter], pdh: Any) -> dict[str, Any]:
-    sensor = PdhMemory(known[0], pdh)
+def _read_pdh(known: list[tuple[Adapter, Instance]], pdh: Any) -> dict[str, Any]:
+    """``known`` are the adapters, each with the instance of its counters that is of all processes together."""
+    sensor = PdhMemory(known[0][0], pdh)
     try:
         found = sensor.everything()
     finally:
         sensor.close()
     rows: list[dict[str, Any]] = []
     people: list[dict[str, Any]] = []
-    for adapter in known:
-        place, uuid = (adapter.luid, adapter.physical), f"GPU-{adapter.uuid}"
-        whole = Instance(None, *place)  # type: ignore[arg-type]
+    for adapter, whole in known:
+        uuid = f"GPU-{adapter.uuid}"
         rows.append(
             {"uuid": uuid, **{f"{key}_bytes": _of(found, f"adapter_{key}", whole) for key in ("dedicated", "shared")}}
         )
         instances = {each for numbers in found.values() for each in numbers if each.pid is not None}
         for each in sorted(instances, key=lambda instance: instance.pid or 0):
-            if (each.luid, each.physical) == place and each.pid != os.getpid():
+            if replace(each, pid=None) == whole and each.pid != os.getpid():
                 keys = ("dedicated", "local", "non_local")
                 numbers = {f"{key}_bytes": _of(found, f"process_{key}", each) for key in keys}
                 people.append({"gpu": uuid, "pid": each.pid, "name": program(each.pid or 0), **numbers})
