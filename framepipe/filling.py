@@ -30,15 +30,19 @@ from framepipe.units import format_bytes
 
 
 class _Forming:
-    """A slot that is being filled: ``missing`` pictures of it are taken and not yet copied."""
+    """A slot that is being filled: ``missing`` pictures of it are taken and not yet copied.
 
-    __slots__ = ("closed", "deadline", "items", "missing", "slot", "spec", "stamp")
+    ``free`` once its fence is known to be done.
+    """
+
+    __slots__ = ("closed", "deadline", "free", "items", "missing", "slot", "spec", "stamp")
 
     def __init__(self, slot: Slot, spec: FrameSpec, deadline: float, stamp: Any) -> None:
         self.slot, self.spec, self.deadline, self.stamp = slot, spec, deadline, stamp
         self.items: list[Item] = []
         self.missing = 0
         self.closed = False
+        self.free = slot.fence is None
 
 
 class _Job:
@@ -211,9 +215,9 @@ class Fillers:
         try:
             with self._counting:
                 self.device.observe(batch.stamp)
-            # Asked first: waiting lets go of the interpreter lock even for what is long done.
-            if slot.fence is not None and not slot.fence.done():
-                slot.fence.synchronize()
+                free = batch.free
+            if not free:
+                self._await(batch)
             for i, frame in enumerate(job.frames, job.at):
                 self._fill(frame, i, slot, batch.spec)
         except BaseException as error:
@@ -222,6 +226,20 @@ class Fillers:
         with self._counting:
             batch.missing -= len(job.frames)
             self._finish(batch)
+
+    def _await(self, batch: _Forming) -> None:
+        """Return once the slot's memory may be written to, and let those know who fill the rest of it.
+
+        They need not ask then: every question to the driver lets go of the interpreter lock, and getting it back takes
+        longer than the answer.
+        """
+        fence = batch.slot.fence
+        if fence is not None and not fence.done():
+            fence.synchronize()
+        with self._counting:
+            self.device.observe(batch.stamp)
+            batch.stamp = self.device.stamp()
+            batch.free = True
 
     def _finish(self, batch: _Forming) -> None:
         """Counting: hand on what the calling thread knows, and the batch itself once it is full and copied."""

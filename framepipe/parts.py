@@ -22,13 +22,18 @@ from framepipe.stager import Stager, StagingOptions
 from framepipe.units import parse_bytes
 
 
-def decode_threads(device: str) -> int:
+def decode_threads(device: str, sources: int) -> int:
     """How many threads decode if nobody says so: one a CPU.
 
-    Beside a GPU one CPU in eight is left to the threads that feed it: where all are taken, a thread that wakes up waits
-    for a time slice, with the interpreter lock in its hand (measured on 16 CPUs: 14 threads deliver more than 16).
+    Beside a GPU some CPUs are left to the threads that feed it: where all are taken, a thread that wakes up waits for a
+    time slice, with the interpreter lock in its hand. That is one in eight for a source alone and one in sixteen for
+    several, whose decoding threads fill, too (measured on 16 CPUs: 14 threads deliver more than 16 of one file, and 15
+    more than 14 and 16 of 16 files).
     """
-    return cpus() - cpus() // 8 if device == "cuda" else cpus()
+    if device != "cuda":
+        return cpus()
+    spare = cpus() // 8
+    return cpus() - (spare if sources == 1 else (spare + 1) // 2)
 
 
 def ahead_nbytes(threads: int) -> int:

@@ -94,7 +94,7 @@ class Pipeline:
         self._device_memory = parts.make_device_memory(device_memory)
         self._options = parts.make_options(staging)
         parts.check_staging(self._options, self._device.kind, self._stages, self._sinks)
-        self._threads = threads if threads is not None else parts.decode_threads(self._device.kind)
+        self._threads = parts.decode_threads(self._device.kind, len(self._sources)) if threads is None else threads
         if self._threads < 1:
             raise ConfigError(f"threads is {self._threads}; it must be at least 1")
         self._guard = make_guard(guard)

@@ -63,7 +63,7 @@ def plan(
             options = replace(options, strategy=place.device.default_staging)
         wanted = {name for sink in outputs for name in sink.reads}
         prepared = chain.prepare(made, wanted, parts.make_rgb)
-        workers = threads if threads is not None else parts.decode_threads(place.kind)
+        workers = threads if threads is not None else parts.decode_threads(place.kind, len(sources))
         setup = parts.make_setup(place.device, options, workers, outputs)
         setup = replace(setup, deferred=place.kind == "simulated")
         memory = parts.make_device_memory(device_memory)
