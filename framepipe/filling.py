@@ -83,7 +83,7 @@ class Fillers:
         """A frame that was taken and has no place yet."""
         self.latest_chain: Callable[[], Chain | None] = lambda: None
         self._fail = fail
-        self._fill = tracer.wrap("framepipe.fill", stager.fill)
+        self._fill = tracer.wrap("framepipe.fill", stager.fill_all)
         self._taking = threading.Lock()  # guards held, _batch, _planned, _running, the order of slots and pool.take
         self._counting = threading.Lock()  # guards missing, closed and stamp of every batch; taken last
         self._batch: _Forming | None = None
@@ -211,15 +211,14 @@ class Fillers:
 
     def _copy(self, job: _Job) -> None:
         """Fill a job's pictures, no lock held."""
-        batch, slot = job.batch, job.batch.slot
+        batch = job.batch
         try:
             with self._counting:
                 self.device.observe(batch.stamp)
                 free = batch.free
             if not free:
                 self._await(batch)
-            for i, frame in enumerate(job.frames, job.at):
-                self._fill(frame, i, slot, batch.spec)
+            self._fill(job.frames, job.at, batch.slot, batch.spec)
         except BaseException as error:
             locate(error, batch.items[job.at :], self.latest_chain())  # a fence tells what stages did
             self._fail(error)  # before the commit: it ends the ring, so that nobody takes an unfilled slot

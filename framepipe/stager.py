@@ -27,8 +27,9 @@ class StagingOptions:
     ``batch`` pictures each, ``depth`` how many batches may be in flight on the device. A batch that has waited
     ``batch_timeout_s`` seconds goes on partial. ``fillers`` threads copy planes into slots; with ``auto`` the decoding
     threads do where there are several sources, each a picture behind one that it decoded, and one filler sees to what
-    is left; one source has a filler for every six of its decoding threads. ``copy_threads`` copy a large picture
-    together, in strips. ``measure`` takes the time of every copy, allocation and release, for the report.
+    is left; one source has a filler for every six of its decoding threads. ``copy_threads`` copy together what a thread
+    that fills has: pictures of a batch that are there side by side, a large one alone in strips. ``measure`` takes the
+    time of every copy, allocation and release, for the report.
     """
 
     strategy: str = "auto"
@@ -86,7 +87,7 @@ class Stager(Component):
     """True where stages read the slot's own memory, so that it is free only behind the last of them."""
 
     copy_threads: int = 1
-    """How many threads copy a large picture together; set by the pipeline before `open`."""
+    """How many threads copy together for each thread that fills; set by the pipeline before `open`."""
     timings: dict[str, list[float]] | None = None
     """Seconds of every ``copy``, ``allocate``, ``release`` and ``upload`` where they are measured; see `timed`."""
 
@@ -139,6 +140,11 @@ class Stager(Component):
         Several threads may do so with different pictures of a slot at the same time.
         """
         raise NotImplementedError
+
+    def fill_all(self, frames: Sequence[av.VideoFrame], first: int, slot: Slot, spec: FrameSpec) -> None:
+        """`fill` pictures ``first`` and those behind it."""
+        for i, frame in enumerate(frames, first):
+            self.fill(frame, i, slot, spec)
 
     def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
         """On the runner: enqueue the copy of ``slot`` to half ``half`` on ``stream``; record ``copied`` behind it.

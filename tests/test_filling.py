@@ -17,6 +17,7 @@ from framepipe.decode import DecodePool
 from framepipe.device.simulated import SimulatedEvent
 from framepipe.feed import Feed, Shape, Unit
 from framepipe.pipeline import Pipeline
+from framepipe.planecopy import PlaneCopy
 from framepipe.ring import Ring
 from framepipe.stages.rgb import Rgb
 from framepipe.staging.pooled import Pooled
@@ -543,6 +544,38 @@ def test_a_strategy_that_fails_to_open_leaves_no_copy_threads(monkeypatch):
         with pytest.raises(Boom):
             pipeline.run()
     assert not copying()
+
+
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+@pytest.mark.parametrize("strategy", ["pooled", "per_frame", "pageable"])
+def test_copy_threads_copy_pictures_of_a_batch_side_by_side(monkeypatch, device, strategy):
+    """Pictures too small for strips; the last batch is partial, and a thread has more than one."""
+    plain, copied = PlaneCopy.put, []
+    monkeypatch.setattr(
+        PlaneCopy, "put", lambda *arguments: (copied.append(threading.current_thread().name), plain(*arguments))
+    )
+    sink = Noting(looks=True)
+    staging = {"strategy": strategy, "batch": 7, "copy_threads": 3, "fillers": 1, "batch_timeout_s": 100.0}
+    source = Listed(name="s", frames=pictures(38, 64, 32))
+    with Pipeline([source], [Rgb()], [sink], device=device, threads=1, staging=staging) as pipeline:
+        assert within(LIMIT_S, pipeline.run).frames["delivered"] == 38
+    assert seen(sink) == [("s", index) for index in range(38)]
+    assert len(copied) == 38 and any("copy" in name for name in copied)
+
+
+def test_a_strategy_that_fills_in_its_own_way_does_so_with_copy_threads_too(monkeypatch):
+    plain, told = Pooled.fill, []
+
+    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
+        plain(self, frame, i, slot, spec)
+        told.append((slot.ticket, i))
+
+    monkeypatch.setattr(Pooled, "fill", fill)
+    staging = {"strategy": "pooled", "batch": 4, "copy_threads": 2, "fillers": 1, "batch_timeout_s": 100.0}
+    source = Listed(name="s", frames=pictures(8, 64, 32))
+    with Pipeline([source], [], ["discard"], device="cpu", staging=staging) as pipeline:
+        within(LIMIT_S, pipeline.run)
+    assert told == [(ticket, i) for ticket in range(2) for i in range(4)]
 
 
 @pytest.mark.parametrize(

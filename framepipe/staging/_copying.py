@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,17 +76,45 @@ class CopyingStager(Stager):
         """Give a block of `allocate` back; nothing uses it any more."""
         self.device.host_free(block)
 
+    def ready(self, slot: Slot, spec: FrameSpec) -> None:
+        """Before a thread fills: see to the slot's memory. Any number of threads for one slot at the same time."""
+
     def fill(self, frame: Any, i: int, slot: Slot, spec: FrameSpec) -> None:
+        room = self._room(slot, spec, i, 1)
+        with self.timed("copy"):
+            room.put(i, frame, self._copiers())
+
+    def fill_all(self, frames: Sequence[Any], first: int, slot: Slot, spec: FrameSpec) -> None:
+        own = type(self).fill is not CopyingStager.fill  # a strategy that fills in its own way does so one by one
+        copiers = None if own or len(frames) == 1 else self._copiers()
+        if copiers is None:
+            super().fill_all(frames, first, slot, spec)
+            return
+        # A thread copies whole pictures one after the other: it is woken once for all of them.
+        room, apart = self._room(slot, spec, first, len(frames)), min(copiers.count, len(frames))
+        copiers.run([partial(self._put, room, frames[k::apart], first + k, apart) for k in range(apart)])
+
+    def _room(self, slot: Slot, spec: FrameSpec, first: int, n: int) -> PlaneCopy:
+        """Where ``n`` pictures go from ``first`` on."""
+        self.ready(slot, spec)
         assert slot.memory is not None
-        self.device.host_access(slot.memory[i], write=True)
-        room = slot.rooms.get(spec)
+        for i in range(first, first + n):
+            self.device.host_access(slot.memory[i], write=True)
+        room: PlaneCopy | None = slot.rooms.get(spec)
         if room is None:
             room = slot.rooms[spec] = PlaneCopy(slot.memory, spec)
+        return room
+
+    def _copiers(self) -> CopyThreads | None:
         if self.copy_threads > 1 and self.together is None:
             with self._beginning:
                 self.together = self.together or CopyThreads(self.copy_threads)
-        with self.timed("copy"):
-            room.put(i, frame, self.together)
+        return self.together
+
+    def _put(self, room: PlaneCopy, frames: Sequence[Any], first: int, apart: int) -> None:
+        for number, frame in enumerate(frames):
+            with self.timed("copy"):
+                room.put(first + number * apart, frame)
 
     def plan_device(self, spec: FrameSpec) -> None:
         """Make the halves large enough; nothing is in flight."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -48,12 +48,11 @@ class PerFrame(CopyingStager):
         self.pinned_for: dict[int, int] = {}
         return False
 
-    def fill(self, frame: Any, i: int, slot: Slot, spec: FrameSpec) -> None:
+    def ready(self, slot: Slot, spec: FrameSpec) -> None:
         with self.pinning[slot.index]:
             if self.pinned_for.get(slot.index) != slot.ticket:
                 self.pinned_for[slot.index] = slot.ticket
                 self.renew(slot, spec)  # its fence was waited for: the copy out of it is done
-        super().fill(frame, i, slot, spec)
 
     def renew(self, slot: Slot, spec: FrameSpec) -> None:
         """Give ``slot`` memory for the next batch; nobody uses what it has."""

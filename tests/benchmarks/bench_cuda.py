@@ -385,7 +385,7 @@ def main() -> None:
                 n,
             )
         )
-    if wanted("staging") or wanted("overlap"):
+    if any(wanted(name) for name in ("staging", "torch", "overlap")):
         frames = pattern_frames(READY, 1920, 1080)
     if wanted("staging"):
         bus = bus_rate() / 1e9
@@ -397,13 +397,13 @@ def main() -> None:
                       lambda f=fillers, b=batch: staged(frames, 30, f, b),
                       lambda f=fillers, b=batch: copied(frames, 30, f, b), n, 1e-9)
             )  # fmt: skip
-        if importlib.util.find_spec("torch") is not None:
-            for fillers, copies in ((1, 8), (8, 1)):
-                results.append(
-                    pairs(f"staging 1080p, {fillers} fillers, {copies} copy_threads / torch pin_memory().to(), GB/s",
-                          lambda f=fillers, c=copies: staged(frames, 30, f, 1, c),
-                          lambda: torch_pinned(frames, 30), n, 1e-9)
-                )  # fmt: skip
+    if wanted("torch") and importlib.util.find_spec("torch") is not None:
+        for fillers, copies, batch in ((1, 4, 1), (1, 8, 8), (2, 8, 8), (8, 1, 8)):
+            results.append(
+                pairs(f"staging 1080p, {fillers} fillers, {copies} copy_threads, batch {batch} / torch, GB/s",
+                      lambda f=fillers, c=copies, b=batch: staged(frames, 20, f, b, c),
+                      lambda: torch_pinned(frames, 20), n, 1e-9)
+            )  # fmt: skip
     if wanted("overlap"):
         result: dict[str, Any] = {"name": "overlap", **overlap(frames, 30)}
         print(result)
