@@ -82,9 +82,9 @@ class Chunks(Stage):
                 made = [self.device.host_output((MB,), "uint8", "chunk") for _ in range(self.count)]
                 self.kept = made[: self.keep]
             if item.index == self.at:
-                before = self.device.ledger.bytes.get("pinned", 0)
                 self.kept.append(self.device.host_output((self.nbytes,), "uint8", "large chunk"))
-                self.locked = self.device.ledger.bytes.get("pinned", 0) >= before + self.nbytes
+                # Of the owner's account: the ring page-locks beside it, a picture at a time.
+                self.locked = any(pin.owner == "large chunk" for pin in self.device.ledger.live())
 
 
 def modelled(model: str, **keys: Any) -> str:
