@@ -435,7 +435,7 @@ def as_if_large(any_size, monkeypatch):
     """Geometries are laid out as for batches that keep a large GPU busy: threads make several pixels in turn."""
     monkeypatch.setattr(_cuda_picture, "_ENOUGH_WARPS", 1)
     monkeypatch.setattr(_cuda_rows, "_ENOUGH_BLOCKS", 1)
-    monkeypatch.setattr(_cuda_rows, "_PLACES", 1)
+    monkeypatch.setattr(_cuda_rows, "_PLACES", {"area": 1, "bilinear": 1})
     forget_layouts()
 
 

@@ -60,7 +60,8 @@ _CHROMA = ((1, 1), (1, 0), (0, 0))
 _KINDS: tuple[Rows, ...] = (*((size, *shifts) for size in (1, 2) for shifts in _CHROMA), "images")
 _ENOUGH_BLOCKS = 2048  # of 8 warps, to keep the largest GPUs busy; more than these go on with a second tile, and so on
 _MOST_ROUNDS = 4
-_PLACES = 396  # blocks of resample.cu that a large GPU has room for at a time: 3 on each of 132 multiprocessors
+# Blocks of resample.cu that a large GPU has room for at a time: 3 and 4 on each of 132 multiprocessors.
+_PLACES = {"area": 396, "bilinear": 528}
 _MOST_TALL = 32  # rows that a warp goes down
 _BEGINNING = 450  # instructions before a warp begins with its rows, about
 _FEWEST_WARPS = 512  # below, a pixel's rows are better shared by lanes
@@ -148,7 +149,7 @@ def resample(
     if 255 * total + total // 2 >= 1 << 31 or rect[2] >= most * part[2]:
         return None
     narrow = 255 * down.step < 1 << 16 and across.heaviest < 256
-    found = _tiling(across, down, rect[0], narrow, n)
+    found = _tiling(across, down, rect[0], narrow, n, _PLACES[method])
     if found is None:
         return None
     tiling, shared = found
@@ -199,7 +200,7 @@ def _axis(method: Method, n: int, m: int) -> _Axis:
     return _Axis(index[:, 0], 1 + (right > 0), 2048 // unit, 2048 // unit, unit.bit_length() - 1)
 
 
-def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int) -> tuple[Struct, int] | None:
+def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int, places: int) -> tuple[Struct, int] | None:
     """The cheapest way to divide the work, and the bytes of shared memory that it takes."""
     words = int(((across.count + 1 + 3) // 4 if narrow else across.count).max())
     sums = 8 * 3 * 256 * 4  # narrow ones take half of it, and stand there twice
@@ -207,7 +208,7 @@ def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int) -> tuple[S
     for parts, columns in _divisions(across, x):
         if sums + _ROW_BYTES + 4 * columns * (1 + words) <= _SHARED_BYTES:
             adding = 110 + words * (24 if narrow else 12)
-            found.append((*_cost(parts, columns, n, len(across.first), down, adding), parts, columns))
+            found.append((*_cost(parts, columns, n, len(across.first), down, adding, places), parts, columns))
     if not found:
         return None
     _, tall, parts, columns = min(found)
@@ -221,18 +222,19 @@ def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int) -> tuple[S
     return tiling, sums + _ROW_BYTES + 4 * columns * (1 + words)
 
 
-def _cost(parts: int, columns: int, n: int, width: int, down: _Axis, adding: int) -> tuple[float, int]:
+def _cost(parts: int, columns: int, n: int, width: int, down: _Axis, adding: int, places: int) -> tuple[float, int]:
     """What a division of the work costs, and for how many rows in a warp's column it does so.
 
     In instructions of a block, about, times the rounds that the device needs for all blocks: ``adding`` are those that
-    make 32 pixels of two output rows. Columns of whole lines of memory are better where all else is equal.
+    make 32 pixels of two output rows, ``places`` blocks there is room for at a time. Columns of whole lines of memory
+    are better where all else is equal.
     """
     made = blocks(8 // parts, 2) * blocks(columns, 32) * adding
     work = 8 * (60 + 100 * float(down.count.mean())) + made
 
     def cost(tall: int) -> float:
         tiles = blocks(width, columns) * blocks(len(down.first), 8 // parts * tall)
-        return blocks(n * tiles, _PLACES) * (work * tall + 8 * _BEGINNING) * (1 + columns % 32 / 1000)
+        return blocks(n * tiles, places) * (work * tall + 8 * _BEGINNING) * (1 + columns % 32 / 1000)
 
     return min((cost(tall), tall) for tall in range(1, _MOST_TALL + 1))
 

@@ -380,13 +380,14 @@ __device__ __forceinline__ void resample(
     }
 }
 
-#define KERNEL(NAME, METHOD, NARROW)                                                                  \
-    extern "C" __global__ void __launch_bounds__(256, 3) NAME(const u8* in, u8* out, TiledJob job)    \
-    {                                                                                                 \
-        resample<METHOD, NARROW>(in, out, job.source, job.target, job.place, job.tiling);             \
+#define KERNEL(NAME, METHOD, NARROW, BLOCKS)                                                               \
+    extern "C" __global__ void __launch_bounds__(256, BLOCKS) NAME(const u8* in, u8* out, TiledJob job)    \
+    {                                                                                                      \
+        resample<METHOD, NARROW>(in, out, job.source, job.target, job.place, job.tiling);                  \
     }
 
-KERNEL(area_narrow, AREA, true)
-KERNEL(area_wide, AREA, false)
-KERNEL(bilinear_narrow, BILINEAR, true)
-KERNEL(bilinear_wide, BILINEAR, false)
+// As many blocks at a time as bring most: by AREA the rows on their way want the registers (_PLACES in _cuda_rows.py).
+KERNEL(area_narrow, AREA, true, 3)
+KERNEL(area_wide, AREA, false, 3)
+KERNEL(bilinear_narrow, BILINEAR, true, 4)
+KERNEL(bilinear_wide, BILINEAR, false, 4)
