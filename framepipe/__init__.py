@@ -77,11 +77,11 @@ machinery  engine running tokens delivering filling decode decoding preview | so
 planning   chain budget limits
 inputs     container cutting feed reading retake filtergraph selecting streams timestamps
 contracts  source stage sink stager | guard/ | holdings
-below      kernels/ | planecopy | ring | telemetry/
+below      kernels/ | planecopy slicecopy | ring | telemetry/
 values     frame framespec pixfmt | report
 devices    device/
 models     memory_models/
-ground     errors registry tracing | memory tiers | ledger | pagelock | redact | units | hardware
+ground     errors registry tracing | memory tiers | ledger | pagelock | redact | units | hardware | ffmpeg
 =========  ===========================================================================================================
 
 The commands alone print and handle signals. ``config`` turns YAML into components, ``parts`` does so with names and
@@ -89,9 +89,11 @@ paths. ``engine`` owns the threads, whose bodies are ``decode`` (with ``decoding
 ``delivering``; ``chain`` plans the stages. ``container`` opens inputs, ``cutting`` cuts their packets into segments,
 ``streams`` chooses among what they hold, ``reading`` waits for networks and pipes, ``retake`` is for tails that frame
 threads lose, ``filtergraph`` readies odd pictures, ``timestamps`` tells when they show and ``selecting`` which are
-wanted, ``feed`` keeps the books of a source and ``findings`` words what was odd. ``ring`` hands slots round, ``memory``
-makes blocks, ``ledger`` counts every byte and who asked for it, ``tiers`` are the pools of host memory, ``holdings``
-tells of both at the end, ``pagelock`` is the system's own page-locking, ``telemetry`` reads what the system counts,
+wanted, ``feed`` keeps the books of a source and ``findings`` words what was odd. ``ring`` hands slots round,
+``planecopy`` copies into them (with ``slicecopy`` by several threads; ``ffmpeg`` finds functions that PyAV does not
+offer), ``memory`` makes blocks, ``ledger`` counts every byte and who asked for it, ``tiers`` are the pools of host
+memory, ``holdings`` tells of both at the end, ``pagelock`` is the system's own page-locking, ``telemetry`` reads what
+the system counts,
 ``memory_models`` are what the memory of the simulated device may be like (see ``device/modelled``). ``guard`` decides
 what to do about little memory, ``guarding`` does it to an engine, with ``tokens`` that are held back. ``budget`` works
 out what memory is needed and ``limits`` what there is: for ``fitting``, as a pipeline opens, and for ``plan``, by the

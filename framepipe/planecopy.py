@@ -1,7 +1,7 @@
 """The planes of a decoded picture into a slot: one call of FFmpeg's own copy a picture, without the interpreter lock.
 
 Letting go of that lock and getting it back may take as long as a copy of half a megabyte, so a picture is one call and
-not one a plane. ``av_image_copy`` (libavutil/imgutils.h) is in the library that PyAV has loaded already.
+not one a plane: ``av_image_copy`` (libavutil/imgutils.h).
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
+from framepipe import ffmpeg
 from framepipe.frame import FrameSpec, plane_view
+from framepipe.slicecopy import SliceCopies
 
 _Pointers = ctypes.c_void_p * 4
 _Lines = ctypes.c_int * 4
@@ -24,17 +25,13 @@ _SMALL = 1 << 18
 """Bytes of a picture that is copied with the interpreter lock held: the copy takes less than getting it back."""
 
 _LARGE = 1 << 20
-"""Bytes of a picture from which on copying in strips pays: waking a thread takes as long as copying 300 kB."""
-
-_STRIP = 3 << 18
-"""Bytes that a strip has: with more threads each is woken, and the others wait for it, for too little (measured on 16
-CPUs: 1280x720 is copied fastest by 2 to 3 threads, 1920x1080 by 4, 3840x2160 by 8 and more)."""
+"""Bytes of a picture from which on several threads copy it together: to wake one takes as long as copying 300 kB."""
 
 
 class PlaneCopy:
     """Room for pictures of one spec in ``memory``, a (batch, ≥ nbytes) uint8 array; `put` fills it.
 
-    Bytes between the end of a row and the next one are left as they are. Any number of threads may put different
+    Bytes between the end of a row and the next one may be anything then. Any number of threads may put different
     pictures at the same time.
     """
 
@@ -55,7 +52,7 @@ class PlaneCopy:
     def put(self, i: int, frame: Any, together: CopyThreads | None = None) -> None:
         """Copy the planes of ``frame``, an `av.VideoFrame` of this spec, to picture ``i``.
 
-        Where ``together`` is given a large picture is copied in strips by those threads and the calling one.
+        Where ``together`` is given its threads copy a large picture.
         """
         planes = frame.planes
         sizes = tuple([plane.line_size for plane in planes])
@@ -66,28 +63,11 @@ class PlaneCopy:
             for plane, layout, view in zip(planes, self.spec.planes, self.views, strict=False):
                 np.copyto(view[i], plane_view(plane, layout, self.spec))
             return
-        source = _Pointers(*[plane.buffer_ptr for plane in planes])
-        if together is None or self.spec.nbytes < _LARGE:
-            self._copy(self._to[i], self._pitches, source, lines, self._format, self.spec.width, self.spec.height)
+        to, source = self._to[i], _Pointers(*[plane.buffer_ptr for plane in planes])
+        slices = None if together is None or self.spec.nbytes < _LARGE else together.slices
+        if slices is not None and slices.copy(self.spec, to, self._pitches, source, lines):
             return
-        strips = self._strips(min(together.count, -(-self.spec.nbytes // _STRIP)))
-        together.run([partial(self._strip, i, source, sizes, lines, *rows) for rows in strips])
-
-    def _strip(
-        self, i: int, source: Any, sizes: tuple[int, ...], lines: Any, first: int, rows: int, ups: tuple[int, ...]
-    ) -> None:
-        """Copy ``rows`` rows from row ``first`` on; ``ups`` shift rows of the picture to those of each plane."""
-        to, pitches = self._to[i], self._pitches
-        above = _Pointers(*[(to[k] or 0) + (first >> up) * pitches[k] for k, up in enumerate(ups)])
-        below = _Pointers(*[(source[k] or 0) + (first >> up) * sizes[k] for k, up in enumerate(ups)])
-        self._copy(above, pitches, below, lines, self._format, self.spec.width, rows)
-
-    def _strips(self, count: int) -> list[tuple[int, int, tuple[int, ...]]]:
-        """About equal strips of whole chroma rows: first row, rows, and the planes' shifts."""
-        ups = tuple(plane.h_shift for plane in self.spec.format.planes)
-        unit = 1 << max(ups)
-        each = -(-self.spec.height // (count * unit)) * unit
-        return [(at, min(each, self.spec.height - at), ups) for at in range(0, self.spec.height, each)]
+        self._copy(to, self._pitches, source, lines, self._format, self.spec.width, self.spec.height)
 
     def _fits(self, sizes: tuple[int, ...]) -> bool:
         """Whether FFmpeg's planes are those of the spec, with rows as long as they must be."""
@@ -99,23 +79,34 @@ class PlaneCopy:
 
 
 class CopyThreads:
-    """Threads that copy strips of one picture side by side with whoever asks for it; ``count`` with that one."""
+    """Threads that copy side by side with whoever asks for it; ``count`` with that one.
+
+    `run` has them do any parts; ``slices`` are threads of FFmpeg's that copy one picture. Either are made when they are
+    first asked for something.
+    """
 
     def __init__(self, count: int, name: str = "framepipe-copy") -> None:
         self.count = count
+        self.slices = SliceCopies(count)
+        self._name = name
         self._jobs: SimpleQueue[tuple[Callable[[], None], SimpleQueue[BaseException | None]] | None] = SimpleQueue()
+        self._starting = threading.Lock()  # guards that threads are started once
         self._threads: list[threading.Thread] = []
-        for number in range(count - 1):
-            thread = threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the system has no thread left
-                self.close()
-                raise
-            self._threads.append(thread)
+
+    def _start(self) -> None:
+        with self._starting:
+            for number in range(len(self._threads), self.count - 1):
+                thread = threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True)
+                thread.start()  # where the system has no thread left, those that there are end with the run
+                self._threads.append(thread)
 
     def run(self, parts: Sequence[Callable[[], None]]) -> None:
-        """Do every part and return when all are done. Any thread; raises the first error of one."""
+        """Do every part and return when all are done. Any thread; raises the first error of one.
+
+        Raises RuntimeError where the system has no thread left.
+        """
+        if len(self._threads) < self.count - 1:
+            self._start()
         done: SimpleQueue[BaseException | None] = SimpleQueue()
         for part in parts[1:]:
             self._jobs.put((part, done))
@@ -142,7 +133,8 @@ class CopyThreads:
         self._jobs.put(None)
 
     def close(self) -> None:
-        """End the threads; nobody is in `run` any more. Idempotent."""
+        """End the threads; nobody asks for anything any more. Idempotent."""
+        self.slices.close()
         self._jobs.put(None)
         for thread in self._threads:
             thread.join()
@@ -153,21 +145,15 @@ def _library() -> tuple[Any, Any, Any] | None:
     """``av_image_copy`` holding the interpreter lock and not, and ``av_get_pix_fmt``; None where they are not found."""
     from av.video import frame
 
-    # A module's own handle finds what it is linked with; on Windows a library is named, and PyAV's has a hash in it.
-    beside = Path(frame.__file__).parents[2] / "av.libs"
-    for path in (frame.__file__, *sorted(map(str, beside.glob("avutil-*.dll")))):
-        try:
-            held, free = ctypes.PyDLL(path), ctypes.CDLL(path)
-            copies = [library.av_image_copy for library in (held, free)]
-            find = held.av_get_pix_fmt
-        except (OSError, AttributeError):
-            continue
-        for copy in copies:
-            copy.restype = None
-            copy.argtypes = [_Pointers, _Lines, _Pointers, _Lines, ctypes.c_int, ctypes.c_int, ctypes.c_int]
-        find.argtypes = [ctypes.c_char_p]
-        return copies[0], copies[1], find
-    return None
+    path = ffmpeg.path_of(frame, "avutil", ("av_image_copy", "av_get_pix_fmt"))
+    if path is None:
+        return None
+    held, free = ctypes.PyDLL(path), ctypes.CDLL(path)
+    for copy in (held.av_image_copy, free.av_image_copy):
+        copy.restype = None
+        copy.argtypes = [_Pointers, _Lines, _Pointers, _Lines, ctypes.c_int, ctypes.c_int, ctypes.c_int]
+    held.av_get_pix_fmt.argtypes = [ctypes.c_char_p]
+    return held.av_image_copy, free.av_image_copy, held.av_get_pix_fmt
 
 
 @cache

@@ -28,7 +28,7 @@ class StagingOptions:
     ``batch_timeout_s`` seconds goes on partial. ``fillers`` threads copy planes into slots; with ``auto`` the decoding
     threads do where there are several sources, each a picture behind one that it decoded, and one filler sees to what
     is left; one source has a filler for every six of its decoding threads. ``copy_threads`` copy together what a thread
-    that fills has: pictures of a batch that are there side by side, a large one alone in strips. ``measure`` takes the
+    that fills has: pictures of a batch that are there side by side, a large one alone in slices. ``measure`` takes the
     time of every copy, allocation and release, for the report.
     """
 

@@ -522,8 +522,8 @@ def copying() -> list[str]:
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
 def test_copy_threads_begin_with_the_first_picture_and_end_with_the_run(device):
     seen: list[int] = []
-    source = FrameList(name="large", frames=pattern_frames(6, 1280, 1024))
-    staging = {"strategy": "pooled", "copy_threads": 3, "fillers": 2}
+    source = FrameList(name="small", frames=pattern_frames(6, 64, 32))
+    staging = {"strategy": "pooled", "copy_threads": 3, "fillers": 2, "batch": 3}
     with Pipeline(
         [source], [], [lambda frame: seen.append(len(copying()))], device=device, staging=staging
     ) as pipeline:
@@ -549,7 +549,7 @@ def test_a_strategy_that_fails_to_open_leaves_no_copy_threads(monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
 @pytest.mark.parametrize("strategy", ["pooled", "per_frame", "pageable"])
 def test_copy_threads_copy_pictures_of_a_batch_side_by_side(monkeypatch, device, strategy):
-    """Pictures too small for strips; the last batch is partial, and a thread has more than one."""
+    """The last batch is partial, and a thread has more than one."""
     plain, copied = PlaneCopy.put, []
     monkeypatch.setattr(
         PlaneCopy, "put", lambda *arguments: (copied.append(threading.current_thread().name), plain(*arguments))

@@ -86,7 +86,7 @@ class CopyingStager(Stager):
 
     def fill_all(self, frames: Sequence[Any], first: int, slot: Slot, spec: FrameSpec) -> None:
         own = type(self).fill is not CopyingStager.fill  # a strategy that fills in its own way does so one by one
-        copiers = None if own or len(frames) == 1 else self._copiers()
+        copiers = None if own or len(frames) < self.copy_threads else self._copiers()
         if copiers is None:
             super().fill_all(frames, first, slot, spec)
             return

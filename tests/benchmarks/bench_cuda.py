@@ -398,7 +398,7 @@ def main() -> None:
                       lambda f=fillers, b=batch: copied(frames, 30, f, b), n, 1e-9)
             )  # fmt: skip
     if wanted("torch") and importlib.util.find_spec("torch") is not None:
-        for fillers, copies, batch in ((1, 4, 1), (1, 8, 8), (2, 8, 8), (8, 1, 8)):
+        for fillers, copies, batch in ((1, 8, 1), (2, 4, 1), (1, 8, 8), (2, 4, 8), (8, 1, 8)):
             results.append(
                 pairs(f"staging 1080p, {fillers} fillers, {copies} copy_threads, batch {batch} / torch, GB/s",
                       lambda f=fillers, c=copies, b=batch: staged(frames, 20, f, b, c),
