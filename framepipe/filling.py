@@ -30,19 +30,15 @@ from framepipe.units import format_bytes
 
 
 class _Forming:
-    """A slot that is being filled: ``missing`` pictures of it are taken and not yet copied.
+    """A slot that is being filled: ``missing`` pictures of it are taken and not yet copied."""
 
-    ``free`` once its fence is known to be done.
-    """
-
-    __slots__ = ("closed", "deadline", "free", "items", "missing", "slot", "spec", "stamp")
+    __slots__ = ("closed", "deadline", "items", "missing", "slot", "spec", "stamp")
 
     def __init__(self, slot: Slot, spec: FrameSpec, deadline: float, stamp: Any) -> None:
         self.slot, self.spec, self.deadline, self.stamp = slot, spec, deadline, stamp
         self.items: list[Item] = []
         self.missing = 0
         self.closed = False
-        self.free = slot.fence is None
 
 
 class _Job:
@@ -211,34 +207,20 @@ class Fillers:
 
     def _copy(self, job: _Job) -> None:
         """Fill a job's pictures, no lock held."""
-        batch = job.batch
+        batch, slot = job.batch, job.batch.slot
         try:
             with self._counting:
                 self.device.observe(batch.stamp)
-                free = batch.free
-            if not free:
-                self._await(batch)
-            self._fill(job.frames, job.at, batch.slot, batch.spec)
+            # Asked first: waiting lets go of the interpreter lock even for what is long done.
+            if slot.fence is not None and not slot.fence.done():
+                slot.fence.synchronize()
+            self._fill(job.frames, job.at, slot, batch.spec)
         except BaseException as error:
             locate(error, batch.items[job.at :], self.latest_chain())  # a fence tells what stages did
             self._fail(error)  # before the commit: it ends the ring, so that nobody takes an unfilled slot
         with self._counting:
             batch.missing -= len(job.frames)
             self._finish(batch)
-
-    def _await(self, batch: _Forming) -> None:
-        """Return once the slot's memory may be written to, and let those know who fill the rest of it.
-
-        They need not ask then: every question to the driver lets go of the interpreter lock, and getting it back takes
-        longer than the answer.
-        """
-        fence = batch.slot.fence
-        if fence is not None and not fence.done():
-            fence.synchronize()
-        with self._counting:
-            self.device.observe(batch.stamp)
-            batch.stamp = self.device.stamp()
-            batch.free = True
 
     def _finish(self, batch: _Forming) -> None:
         """Counting: hand on what the calling thread knows, and the batch itself once it is full and copied."""

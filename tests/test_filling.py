@@ -14,7 +14,6 @@ from test_stress import Boom, Listed, Noting, pictures, stacks, within
 
 from framepipe import decode, parts
 from framepipe.decode import DecodePool
-from framepipe.device.simulated import SimulatedEvent
 from framepipe.feed import Feed, Shape, Unit
 from framepipe.pipeline import Pipeline
 from framepipe.planecopy import PlaneCopy
@@ -202,33 +201,6 @@ def test_a_batch_filled_by_two_threads_is_committed_once_behind_both(monkeypatch
     assert seen(sink) == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
     assert [entry if entry == "commit" else entry[0] for entry in told] == [1, 0, "commit"]
     assert told[0][1] != told[1][1] and told[1][1].endswith("-decode-a")
-
-
-def test_the_device_is_asked_once_a_batch_whether_its_slot_is_free(monkeypatch):
-    """Four decoding threads fill a picture each, and each asked: a call that lets go of the interpreter lock."""
-    plain_fill, plain_done = Pooled.fill, SimulatedEvent.done
-    filled: list[int] = []
-    asked: list[int] = []
-
-    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
-        plain_fill(self, frame, i, slot, spec)
-        filled.append(slot.ticket)
-
-    def done(self: Any) -> bool:
-        if on_decoder() or "-filler-" in threading.current_thread().name:
-            asked.append(len(filled) // 4)
-        return plain_done(self)
-
-    monkeypatch.setattr(Pooled, "fill", fill)
-    monkeypatch.setattr(SimulatedEvent, "done", done)
-    sources = [live(name) for name in "abcd"]
-    with running(sources, device="simulated", batch=4, slots=2) as (_, sink):
-        for number in range(20):
-            sources[number % 4].ask()
-            until(lambda count=number + 1: len(filled) == count)
-        until(lambda: len(sink.seen) == 20)
-    assert sorted(filled) == [ticket for ticket in range(5) for _ in range(4)]
-    assert asked == [2, 3, 4]
 
 
 def test_a_later_batch_may_be_committed_first(monkeypatch):
