@@ -93,12 +93,11 @@ wanted, ``feed`` keeps the books of a source and ``findings`` words what was odd
 ``planecopy`` copies into them (with ``slicecopy`` by several threads; ``ffmpeg`` finds functions that PyAV does not
 offer), ``memory`` makes blocks, ``ledger`` counts every byte and who asked for it, ``tiers`` are the pools of host
 memory, ``holdings`` tells of both at the end, ``pagelock`` is the system's own page-locking, ``telemetry`` reads what
-the system counts,
-``memory_models`` are what the memory of the simulated device may be like (see ``device/modelled``). ``guard`` decides
-what to do about little memory, ``guarding`` does it to an engine, with ``tokens`` that are held back. ``budget`` works
-out what memory is needed and ``limits`` what there is: for ``fitting``, as a pipeline opens, and for ``plan``, by the
-first pictures that ``preview`` gets. ``bench`` measures pipelines, each in a child process; ``doctor`` examines the
-machine, with the probes for what has to be measured.
+the system counts, ``memory_models`` are what the memory of the simulated device may be like (see ``device/modelled``).
+``guard`` decides what to do about little memory, ``guarding`` does it to an engine, with ``tokens`` that are held back.
+``budget`` works out what memory is needed and ``limits`` what there is: for ``fitting``, as a pipeline opens, and for
+``plan``, by the first pictures that ``preview`` gets. ``bench`` measures pipelines, each in a child process; ``doctor``
+examines the machine, with the probes for what has to be measured.
 
 Arrays are (height, width, ...), configuration has width before height. Boxes are ``x1, y1, x2, y2`` in pixels of the
 upright source picture, whatever resize came between. Names carry units: ``_s``, ``_ms``, ``nbytes``.

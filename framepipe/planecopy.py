@@ -24,14 +24,14 @@ _Lines = ctypes.c_int * 4
 _SMALL = 1 << 18
 """Bytes of a picture that is copied with the interpreter lock held: the copy takes less than getting it back."""
 
-_LARGE = 1 << 20
-"""Bytes of a picture from which on several threads copy it together: to wake one takes as long as copying 300 kB."""
+LARGE = 1 << 20
+"""Bytes from which on several threads copy together: to wake one takes as long as copying 300 kB."""
 
 
 class PlaneCopy:
     """Room for pictures of one spec in ``memory``, a (batch, ≥ nbytes) uint8 array; `put` fills it.
 
-    Bytes between the end of a row and the next one may be anything then. Any number of threads may put different
+    Bytes between the end of a row and the next one are left as they are. Any number of threads may put different
     pictures at the same time.
     """
 
@@ -64,7 +64,7 @@ class PlaneCopy:
                 np.copyto(view[i], plane_view(plane, layout, self.spec))
             return
         to, source = self._to[i], _Pointers(*[plane.buffer_ptr for plane in planes])
-        slices = None if together is None or self.spec.nbytes < _LARGE else together.slices
+        slices = None if together is None or self.spec.nbytes < LARGE else together.slices
         if slices is not None and slices.copy(self.spec, to, self._pitches, source, lines):
             return
         self._copy(to, self._pitches, source, lines, self._format, self.spec.width, self.spec.height)

@@ -61,10 +61,7 @@ class SliceCopy:
         self._planes = len(spec.planes)
 
     def copy(self, to: Any, pitches: Any, source: Any, lines: Any) -> bool:
-        """Copy a picture: addresses of planes, and bytes from row to row; False where FFmpeg refuses.
-
-        Bytes between rows may be copied, too.
-        """
+        """Copy a picture: addresses of planes, and bytes from row to row; False where FFmpeg refuses."""
         for head, data, linesize in zip(self._heads, (to, source), (pitches, lines), strict=True):
             for plane in range(self._planes):
                 head.data[plane], head.linesize[plane] = data[plane], linesize[plane]
@@ -98,9 +95,10 @@ class SliceCopies:
             copier = idle.pop() if idle else None
         if copier is None:
             copier = SliceCopy(spec, threads)
-        done = copier.copy(to, pitches, source, lines)
-        self._put_back(spec, copier)
-        return done
+        try:
+            return copier.copy(to, pitches, source, lines)
+        finally:
+            self._put_back(spec, copier)
 
     def _put_back(self, spec: FrameSpec, copier: SliceCopy) -> None:
         over = [copier]
@@ -127,9 +125,11 @@ def threads_for(spec: FrameSpec, count: int) -> int:
     """With how many threads, up to ``count``, pictures of ``spec`` come whole; 0 where slices cannot copy them.
 
     A slice may have an odd number of rows, and then a plane with half as many rows loses one (seen in libswscale 9.5
-    and 10.1). How slices are cut is FFmpeg's own business, so it is tried.
+    and 10.1). How slices are cut is FFmpeg's own business, so it is tried. Where rows have gaps between them it copies
+    these, too, and of the last row what is behind the picture: not for us.
     """
-    if _library() is None or len(spec.planes) > 4:
+    gaps = any(plane.pitch != plane.row_samples * spec.format.itemsize for plane in spec.planes)
+    if gaps or _library() is None or len(spec.planes) > 4:
         return 0
     picture = _pattern(spec)
     for threads in range(count, 1, -1):

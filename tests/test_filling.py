@@ -19,6 +19,7 @@ from framepipe.pipeline import Pipeline
 from framepipe.planecopy import PlaneCopy
 from framepipe.ring import Ring
 from framepipe.stages.rgb import Rgb
+from framepipe.staging import _copying
 from framepipe.staging.pooled import Pooled
 from framepipe.testing import FrameList, pattern_frames
 
@@ -492,9 +493,9 @@ def copying() -> list[str]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
-def test_copy_threads_begin_with_the_first_picture_and_end_with_the_run(device):
+def test_copy_threads_begin_with_the_first_pictures_and_end_with_the_run(device):
     seen: list[int] = []
-    source = FrameList(name="small", frames=pattern_frames(6, 64, 32))
+    source = FrameList(name="large", frames=pattern_frames(6, 1280, 1024))
     staging = {"strategy": "pooled", "copy_threads": 3, "fillers": 2, "batch": 3}
     with Pipeline(
         [source], [], [lambda frame: seen.append(len(copying()))], device=device, staging=staging
@@ -522,6 +523,7 @@ def test_a_strategy_that_fails_to_open_leaves_no_copy_threads(monkeypatch):
 @pytest.mark.parametrize("strategy", ["pooled", "per_frame", "pageable"])
 def test_copy_threads_copy_pictures_of_a_batch_side_by_side(monkeypatch, device, strategy):
     """The last batch is partial, and a thread has more than one."""
+    monkeypatch.setattr(_copying, "LARGE", 0)
     plain, copied = PlaneCopy.put, []
     monkeypatch.setattr(
         PlaneCopy, "put", lambda *arguments: (copied.append(threading.current_thread().name), plain(*arguments))
@@ -535,7 +537,17 @@ def test_copy_threads_copy_pictures_of_a_batch_side_by_side(monkeypatch, device,
     assert len(copied) == 38 and any("copy" in name for name in copied)
 
 
+def test_small_pictures_of_a_batch_wake_no_copy_threads():
+    seen: list[int] = []
+    source = Listed(name="s", frames=pictures(8, 64, 32))
+    staging = {"strategy": "pooled", "batch": 4, "copy_threads": 2}
+    with Pipeline([source], [], [lambda frame: seen.append(len(copying()))], device="cpu", staging=staging) as pipeline:
+        within(LIMIT_S, pipeline.run)
+    assert seen == [0] * 8
+
+
 def test_a_strategy_that_fills_in_its_own_way_does_so_with_copy_threads_too(monkeypatch):
+    monkeypatch.setattr(_copying, "LARGE", 0)
     plain, told = Pooled.fill, []
 
     def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:

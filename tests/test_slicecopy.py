@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_planecopy import FORMATS, filled
+from test_planecopy import FORMATS, POISON, filled
 
 from framepipe import ffmpeg, planecopy, slicecopy
 from framepipe.frame import FrameSpec, frame_planes
@@ -30,33 +30,44 @@ def tried_anew():
 @pytest.fixture
 def large(monkeypatch):
     """Every picture is large enough for several threads."""
-    monkeypatch.setattr(planecopy, "_LARGE", 0)
+    monkeypatch.setattr(planecopy, "LARGE", 0)
 
 
 def system_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def put(frame: Any, count: int) -> tuple[PlaneCopy, int]:
-    """Copy a picture with ``count`` threads; the room, and how often slices were asked to."""
+@pytest.fixture
+def asked(monkeypatch) -> list[bool]:
+    """Of each picture that was to be copied in slices whether it was."""
+    plain, told = SliceCopies.copy, []
+
+    def copy(self: SliceCopies, *given: Any) -> bool:
+        told.append(plain(self, *given))
+        return told[-1]
+
+    monkeypatch.setattr(SliceCopies, "copy", copy)
+    return told
+
+
+def put(frame: Any, count: int) -> PlaneCopy:
+    """Copy a picture with ``count`` threads."""
     spec = FrameSpec.of(frame)
-    memory = np.zeros((1, spec.nbytes), np.uint8)
+    memory = np.full((1, spec.nbytes), POISON, np.uint8)
     room, threads = PlaneCopy(memory, spec), CopyThreads(count)
-    plain, asked = threads.slices.copy, []
-    threads.slices.copy = lambda *given: asked.append(plain(*given)) or asked[-1]  # type: ignore[method-assign]
     room.put(0, frame, threads)
     threads.close()
-    return room, sum(asked)
+    return room
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("size", [(640, 360), (642, 486), (129, 135), (64, 1080)])
+@pytest.mark.parametrize("size", [(640, 360), (642, 486), (129, 135), (128, 1080), (128, 135)])
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_every_format_comes_whole(size, count):
     """Of 1080 rows, eight threads would get 135 each."""
     for name in FORMATS:
         frame = filled(*size, name, 1)
-        room, _ = put(frame, count)
+        room = put(frame, count)
         for view, plane in zip(room.views, frame_planes(frame, room.spec), strict=True):
             assert np.array_equal(view[0], plane), name
 
@@ -71,7 +82,7 @@ def test_threads_are_as_many_as_bring_a_picture_whole():
 def test_a_row_that_is_lost_is_seen(monkeypatch):
     """As slices of 135 rows lose one of chroma."""
     plain = SliceCopy.copy
-    spec = FrameSpec(64, 48, "yuv420p")
+    spec = FrameSpec(128, 48, "yuv420p")
 
     def copy(self: SliceCopy, to: Any, pitches: Any, source: Any, lines: Any) -> bool:
         done = plain(self, to, pitches, source, lines)
@@ -84,16 +95,30 @@ def test_a_row_that_is_lost_is_seen(monkeypatch):
     assert threads_for(spec, 4) == 0
 
 
-def test_small_pictures_are_copied_by_one_thread():
-    _, asked = put(filled(640, 360, "yuv420p", 1), 4)
-    assert asked == 0
-    _, asked = put(filled(1280, 720, "yuv420p", 1), 4)
-    assert asked == 1
+def test_small_pictures_are_copied_by_one_thread(asked):
+    put(filled(640, 360, "yuv420p", 1), 4)
+    assert asked == []
+    put(filled(1280, 720, "yuv420p", 1), 4)
+    assert asked == [True]
+
+
+@pytest.mark.usefixtures("large")
+def test_what_is_between_rows_is_left_alone(asked):
+    """FFmpeg would copy it, and behind the last row what is not the picture's."""
+    frame = filled(642, 486, "yuv420p", 1)
+    room = put(frame, 2)
+    assert asked == [False]
+    (luma, *_) = room.spec.planes
+    whole = room.views[0].base
+    while whole.base is not None:
+        whole = whole.base
+    rows = whole.reshape(-1)[luma.offset : luma.offset + luma.pitch * luma.height].reshape(luma.height, luma.pitch)
+    assert luma.pitch > 642 and (rows[:, 642:] == POISON).all()
 
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("missing", ["library", "layout", "refusal"])
-def test_without_it_a_picture_is_copied_all_the_same(monkeypatch, missing):
+def test_without_it_a_picture_is_copied_all_the_same(monkeypatch, asked, missing):
     slicecopy._library.cache_clear()
     if missing == "library":
         monkeypatch.setattr(ffmpeg, "path_of", lambda *given: None)
@@ -102,9 +127,9 @@ def test_without_it_a_picture_is_copied_all_the_same(monkeypatch, missing):
     else:
         monkeypatch.setattr(SliceCopy, "copy", lambda *given: False)
     try:
-        frame = filled(320, 240, "yuv420p", 3)
-        room, asked = put(frame, 4)
-        assert asked == 0
+        frame = filled(256, 240, "yuv420p", 3)
+        room = put(frame, 4)
+        assert asked == [False]
         for view, plane in zip(room.views, frame_planes(frame, room.spec), strict=True):
             assert np.array_equal(view[0], plane)
     finally:
@@ -135,7 +160,7 @@ def test_the_threads_end_with_it():
 def test_threads_of_sizes_that_are_gone_end():
     threads = CopyThreads(2)
     before = system_threads()
-    for width in range(64, 64 + 2 * 40, 2):
+    for width in range(128, 128 * 21, 128):
         frame = filled(width, 48, "yuv420p", 1)
         spec = FrameSpec.of(frame)
         PlaneCopy(np.zeros((1, spec.nbytes), np.uint8), spec).put(0, frame, threads)
@@ -146,7 +171,7 @@ def test_threads_of_sizes_that_are_gone_end():
 
 @pytest.mark.usefixtures("large")
 def test_several_threads_copy_at_the_same_time():
-    frames = [filled(320, 240, "yuv420p", number) for number in range(24)]
+    frames = [filled(256, 240, "yuv420p", number) for number in range(24)]
     spec = FrameSpec.of(frames[0])
     memory = np.zeros((len(frames), spec.nbytes), np.uint8)
     room, threads = PlaneCopy(memory, spec), CopyThreads(3)

@@ -12,7 +12,7 @@ import numpy as np
 from framepipe.device.base import Event, Stream
 from framepipe.errors import DeviceMemoryError
 from framepipe.frame import FrameSpec, Planes
-from framepipe.planecopy import CopyThreads, PlaneCopy
+from framepipe.planecopy import LARGE, CopyThreads, PlaneCopy
 from framepipe.stager import HostMemory, Stager
 
 if TYPE_CHECKING:
@@ -85,8 +85,9 @@ class CopyingStager(Stager):
             room.put(i, frame, self._copiers())
 
     def fill_all(self, frames: Sequence[Any], first: int, slot: Slot, spec: FrameSpec) -> None:
-        own = type(self).fill is not CopyingStager.fill  # a strategy that fills in its own way does so one by one
-        copiers = None if own or len(frames) < self.copy_threads else self._copiers()
+        alone = type(self).fill is not CopyingStager.fill  # a strategy that fills in its own way does so one by one
+        alone = alone or len(frames) < self.copy_threads or len(frames) * spec.nbytes < LARGE
+        copiers = None if alone else self._copiers()
         if copiers is None:
             super().fill_all(frames, first, slot, spec)
             return
