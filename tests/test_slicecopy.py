@@ -105,7 +105,7 @@ def test_small_pictures_are_copied_by_one_thread(asked):
 @pytest.mark.usefixtures("large")
 def test_what_is_between_rows_is_left_alone(asked):
     """FFmpeg would copy it, and behind the last row what is not the picture's."""
-    frame = filled(642, 486, "yuv420p", 1)
+    frame = filled(642, 480, "yuv420p", 1)
     room = put(frame, 2)
     assert asked == [False]
     (luma, *_) = room.spec.planes
