@@ -95,7 +95,7 @@ class RecyclingPool:
 
     def give_back(self) -> int:
         """Let go of every block that nobody holds (sizes change when the input does); bytes of them."""
-        return sum(self._shrink(free, 0) for free in list(self._free.values()))
+        return sum(self._drain(free) for free in list(self._free.values()))
 
     def close(self) -> None:
         """Let go of free blocks now and of held ones as they are dropped. Idempotent."""
@@ -112,9 +112,6 @@ class RecyclingPool:
     def _new(self, nbytes: int, owner: str) -> np.ndarray:
         return self._make(nbytes, owner)
 
-    def _let_go(self, block: np.ndarray) -> None:
-        self._free_block(block)
-
     def _again(self, nbytes: int) -> np.ndarray | None:
         """A block that nobody holds, if there is one."""
         try:
@@ -126,16 +123,16 @@ class RecyclingPool:
         free = self._free.get(nbytes)
         return self._free.setdefault(nbytes, deque()) if free is None else free
 
-    def _shrink(self, free: deque[np.ndarray], keep: int) -> int:
-        """Let go of all blocks of a list but ``keep``; bytes of them."""
+    def _drain(self, free: deque[np.ndarray]) -> int:
+        """Let go of all blocks of a list; bytes of them."""
         nbytes = 0
-        while len(free) > keep:
+        while free:
             try:
                 block = free.pop()
             except IndexError:  # pragma: no cover - another thread took it
                 break
             nbytes += block.nbytes
-            self._let_go(block)
+            self._free_block(block)
         return nbytes
 
     def _give(self, block: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -148,12 +148,10 @@ class ColdTier(RecyclingPool):
         As many of a size stay as are reserved, with those that are held. Nobody waits for them: what is wanted later is
         made again.
         """
-        with self._lock:
-            if self._closed:
+        if self._closed:
+            with self._lock:
                 self._reserved.clear()
-            unused = self._unused()
-            keep = {size: count - self._sizes[size] + unused.get(size, 0) for size, count in self._reserved.items()}
-        return sum(self._shrink(free, max(0, keep.get(nbytes, 0))) for nbytes, free in list(self._free.items()))
+        return sum(self._spare(nbytes, free) for nbytes, free in list(self._free.items()))
 
     @property
     def utilisation(self) -> float | None:
@@ -176,6 +174,25 @@ class ColdTier(RecyclingPool):
     def _unused(self) -> dict[int, int]:
         """Lock held: how many blocks of each size nobody holds."""
         return {nbytes: min(len(free), self._sizes[nbytes]) for nbytes, free in list(self._free.items())}
+
+    def _spare(self, nbytes: int, free: deque[np.ndarray]) -> int:
+        """Let go of the free blocks of a size that are more than what is reserved of it; bytes of them."""
+        freed = 0
+        while True:
+            # One at a time, with the count of this moment: somebody may drop one meanwhile, and what came back then
+            # must not let a reserved one go.
+            with self._lock:
+                if self._sizes[nbytes] <= self._reserved[nbytes]:
+                    return freed
+                try:
+                    block = free.pop()
+                except IndexError:
+                    return freed
+                self._nbytes -= nbytes
+                self._sizes[nbytes] -= 1
+                self._returned += nbytes
+            self._free_block(block)
+            freed += nbytes
 
     def _most_wanted(self) -> int:
         with self._lock:
@@ -212,24 +229,14 @@ class ColdTier(RecyclingPool):
         try:
             block = super()._new(nbytes, owner)
         except BaseException:
-            self._leave(nbytes)
+            with self._lock:
+                self._nbytes -= nbytes
+                self._sizes[nbytes] -= 1
             raise
         with self._lock:
             self.made += 1
             self._peak = max(self._peak, self._nbytes)
         return block
-
-    def _leave(self, nbytes: int) -> None:
-        with self._lock:
-            self._nbytes -= nbytes
-            self._sizes[nbytes] -= 1
-
-    def _let_go(self, block: np.ndarray) -> None:
-        nbytes = block.nbytes
-        super()._let_go(block)
-        self._leave(nbytes)
-        with self._lock:
-            self._returned += nbytes
 
 
 def check_align(align: int) -> None:

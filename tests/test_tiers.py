@@ -35,6 +35,7 @@ class Maker:
         self.freed: list[int] = []
         self.fails: type[Exception] | None = None
         self.meanwhile: Callable[[], Any] = lambda: None
+        self.at_free: Callable[[], Any] = lambda: None
 
     def make(self, nbytes: int, owner: str) -> np.ndarray:
         if self.fails is not None:
@@ -45,6 +46,7 @@ class Maker:
 
     def free(self, block: np.ndarray) -> None:
         self.freed.append(block.nbytes)
+        self.at_free()
 
 
 @pytest.fixture
@@ -213,6 +215,15 @@ def test_blocks_that_are_held_count_as_reserved(cold, maker):
     del held[2:]
     assert cold.give_back() == 2000, "two held and one free are the three that were reserved"
     assert cold.state().blocks == 3 and len(held) == 2
+
+
+def test_a_block_that_comes_back_while_others_are_given_back_lets_no_reserved_one_go(cold, maker):
+    cold.empty((10,), "uint8")  # free at once
+    cold.reserve(1000, 4)
+    held = [cold.empty((1000,), "uint8")]
+    maker.at_free = held.clear
+    assert cold.give_back() == 10 and maker.freed == [10]
+    assert (cold.state().free_blocks, cold.state().free_bytes) == (4, 4000)
 
 
 def test_a_tier_that_is_closed_while_it_grows_keeps_nothing(cold, maker):
