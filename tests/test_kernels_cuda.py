@@ -134,7 +134,10 @@ def chosen(name: str, size: tuple[int, int], to: tuple[int, int], n: int = 32, *
         ("tensor_interleaved", "nv12", (1920, 1080), {"layout": "nhwc"}),
         ("picture_copy", "nv12", (1920, 1080), {"layout": "nhwc", "order": "bgr"}),
         ("picture_copy", "gray", (1920, 1080), {}),
-        ("area_narrow", "yuv420p", (640, 640), {"part": (0, 140, 640, 360)}),
+        ("area_fine", "yuv420p", (640, 640), {"part": (0, 140, 640, 360)}),
+        ("area_fine", "nv12", (480, 135), {}),  # 8 rows each
+        ("area_narrow", "yuv420p", (480, 120), {}),  # 9
+        ("area_narrow", "yuv420p10le", (640, 360), {}),
         ("area_narrow", "yuv444p10le", (224, 224), {}),
         ("area_wide", "yuv422p", (518, 518), {"layout": "nhwc", "order": "bgr"}),
         ("bilinear_narrow", "yuv420p", (640, 640), {"method": "bilinear", "part": (0, 140, 640, 360)}),
@@ -170,30 +173,31 @@ def test_tiles_fit_what_a_block_has(method):
             continue
         job = found.job.view(_cuda_rows.TILED_JOB)
         tiling, place = job["tiling"], job["place"]
-        narrow, columns, parts = found.name.endswith("narrow"), int(tiling["columns"]), int(tiling["parts"])
+        narrow, fine = found.name.endswith(("narrow", "fine")), found.name.endswith("fine")
+        columns, rows = int(tiling["columns"]), int(tiling["rows"])
         assert found.shared <= 48 << 10
-        assert parts in (1, 2, 4, 8)
+        assert rows % 2 == 0 or not narrow
         spans = _spans(method, n_x, m_x)
         for left in range(0, m_x, columns):
             tile = spans[left : left + columns]
-            assert tile[-1][1] - (tile[0][0] & ~7) <= 256 * parts
+            assert tile[-1][1] - (tile[0][0] & ~7) <= 256
         count = max(end - begin for begin, end in spans)
         assert int(tiling["taps"]) == (-(-(count + 1) // 4) if narrow else count)
-        assert found.grid[0] == -(-m_x // columns) * -(-m_y // (8 // parts * int(tiling["rows"])))
+        assert found.grid[0] == -(-m_x // columns) * -(-m_y // (8 * rows))
         step_x, step_y = place["step"].tolist()
         if narrow:
-            assert 255 * step_y < 1 << 16
+            assert 255 * (32 if fine else 1) * step_y < 1 << 16
             assert min(step_x, int(place["pixel"][0])) < 256
         half, magic, shift = (int(tiling[field]) for field in ("half", "magic", "shift"))
-        total = step_x * step_y
-        assert half == total // 2
+        total = step_x * step_y * (32 if fine else 1)
+        assert half == total // 2 * magic
         for code in (0, 1, 127, 254, 255):
             for beside in (-1, 0, 1):
-                a = max(0, code * total + beside + half)
-                if a < 255 * total + half + 1:
-                    assert a * magic >> (32 + shift) == a // total < 256
-        assert magic < 1 << 32
-    assert names >= {f"{method}_narrow", f"{method}_wide"}
+                a = max(0, code * total + beside)
+                if a <= 255 * total:
+                    assert (a * magic + half) >> (32 + shift) == (a + total // 2) // total < 256
+        assert magic < 1 << 32 and 255 * total + total // 2 < 1 << 31
+    assert names >= {f"{method}_narrow", f"{method}_wide"} | ({"area_fine"} if method == "area" else set())
 
 
 def _spans(method: str, n: int, m: int) -> list[tuple[int, int]]:

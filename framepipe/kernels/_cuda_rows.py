@@ -26,7 +26,6 @@ Rows = tuple[int, int, int] | Literal["images"]
 TILING = np.dtype(
     [
         ("columns", "i4"),
-        ("parts", "i4"),
         ("rows", "i4"),
         ("across", "i4"),
         ("beside", "i4"),
@@ -35,8 +34,8 @@ TILING = np.dtype(
         ("begins", "i4"),
         ("weights", "i4"),
         ("pixels", "i4"),
-        ("turn", "i4"),
-        ("half", "u4"),
+        ("pitch", "i4"),
+        ("half", "u8"),
         ("magic", "u4"),
         ("shift", "i4"),
     ],
@@ -44,13 +43,13 @@ TILING = np.dtype(
 )
 """How resample.cu divides the work.
 
-A block makes a tile of ``columns`` output columns and ``8 / parts`` times ``rows`` rows: ``parts`` warps go down the
-same ``rows``, each with the sums of 256 source columns. ``across`` blocks side by side make the part. With each of its
-``rows`` a block fills ``beside`` rows of the border. The weights of a column take ``taps`` words; those of bilinear
-are in units of ``2**bits / 2048``, across and down. ``begins``, ``weights`` and ``pixels`` are where these stand in
-shared memory, and ``turn`` where the sums of every other row do.
+A warp makes ``rows`` rows of ``columns`` output columns, from 256 source columns at most; the 8 warps of a block make
+rows below each other, and ``across`` blocks side by side make the part. ``beside`` rows have a border. The weights of a
+column take ``taps`` words; those of bilinear are in units of ``2**bits / 2048``, across and down. ``begins``,
+``weights`` and ``pixels`` are where these stand in shared memory, behind the sums; words of a column's weights are
+``pitch`` bytes apart.
 
-A sum to which ``half`` was added, times ``magic``, moved down by ``32 + shift`` bits, is the average.
+A sum times ``magic`` plus ``half``, moved down by ``32 + shift`` bits, is the average.
 """
 
 TILED_JOB = np.dtype([("source", SOURCE), ("target", TARGET), ("place", PLACE), ("tiling", TILING)], align=True)
@@ -75,7 +74,8 @@ _SHARED_BYTES = 48 << 10  # what a launch may ask for without more ado
 def _macros(rows: Rows) -> dict[str, str]:
     if isinstance(rows, str):
         return {"IMAGES": "1"}
-    return {"SAMPLE": f"u{8 * rows[0]}", "CHROMA_W_SHIFT": str(rows[1]), "CHROMA_H_SHIFT": str(rows[2])}
+    macros = {"SAMPLE": f"u{8 * rows[0]}", "CHROMA_W_SHIFT": str(rows[1]), "CHROMA_H_SHIFT": str(rows[2])}
+    return macros | {"BYTES": "1"} if rows[0] == 1 else macros
 
 
 def _program(rows: Rows, *files: str, structs: dict[str, np.dtype[Any]] = STRUCTS) -> Program:
@@ -153,21 +153,25 @@ def resample(
     if found is None:
         return None
     tiling, shared = found
-    if n * int(tiling["across"] * tiling["parts"]) * part[3] < _FEWEST_WARPS:
+    if n * blocks(rect[2], 256) * part[3] < _FEWEST_WARPS:
         return None
     job = job_of(source, written, TILED_JOB)
     place = job["place"]
     set_place(place, rect, part, color, method)
     place["pixel"], place["step"] = (across.pixel, down.pixel), (across.step, down.step)
+    bytes_of_yuv = rows != "images" and rows[0] == 1
+    fine = method == "area" and narrow and bytes_of_yuv and 255 * 32 * down.step < 1 << 16
+    fine = fine and (255 * total + total // 2) * 32 < 1 << 31
+    total *= 32 if fine else 1
     # Exact below 2**31: the magic number is too large by less than 1, and 2**(shift + 1) is at least the total.
     shift = (total - 1).bit_length() - 1
-    tiling["half"], tiling["magic"], tiling["shift"] = total // 2, -(-(1 << 32 + shift) // total), shift
+    times = -(-(1 << 32 + shift) // total)
+    tiling["half"], tiling["magic"], tiling["shift"] = total // 2 * times, times, shift
     size, tall = (int(written["width"]), int(written["height"])), int(tiling["rows"])
-    beside = 0 if part[2:] == size else size[1] - part[3] if part[2] == size[0] else size[1]
-    tiles = int(tiling["across"]) * blocks(part[3], 8 // int(tiling["parts"]) * tall)
-    tiling["beside"] = blocks(beside, tiles * tall)
+    tiling["beside"] = 0 if part[2:] == size else size[1] - part[3] if part[2] == size[0] else size[1]
+    tiles = int(tiling["across"]) * blocks(part[3], 8 * tall)
     job["tiling"] = tiling
-    name = f"{method}_{'narrow' if narrow else 'wide'}"
+    name = f"{method}_{'fine' if fine else 'narrow' if narrow else 'wide'}"
     return launch(_resamples[rows], name, (tiles, 1, n), job, shared)
 
 
@@ -203,50 +207,48 @@ def _axis(method: Method, n: int, m: int) -> _Axis:
 def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int, places: int) -> tuple[Struct, int] | None:
     """The cheapest way to divide the work, and the bytes of shared memory that it takes."""
     words = int(((across.count + 1 + 3) // 4 if narrow else across.count).max())
-    sums = 8 * 3 * 256 * 4  # narrow ones take half of it, and stand there twice
+    sums = 8 * 3 * 256 * 4  # narrow ones take half of it, and are those of two rows
     found = []
-    for parts, columns in _divisions(across, x):
-        if sums + _ROW_BYTES + 4 * columns * (1 + words) <= _SHARED_BYTES:
-            adding = 110 + words * (24 if narrow else 12)
-            found.append((*_cost(parts, columns, n, len(across.first), down, adding, places), parts, columns))
+    for columns in _divisions(across, x):
+        if sums + _ROW_BYTES + 128 * blocks(columns, 32) * (1 + words) <= _SHARED_BYTES:
+            adding = (50 if narrow else 70) + words * (15 if narrow else 12)
+            found.append((*_cost(columns, 1 + narrow, n, len(across.first), down, adding, places), columns))
     if not found:
         return None
-    _, tall, parts, columns = min(found)
+    _, tall, columns = min(found)
     tiling = np.zeros((), TILING)
-    tiling["parts"], tiling["columns"], tiling["rows"] = parts, columns, tall
+    tiling["columns"], tiling["rows"] = columns, tall
     tiling["across"] = blocks(len(across.first), columns)
     tiling["taps"], tiling["bits"] = words, (across.bits, down.bits)
-    tiling["pixels"], tiling["turn"] = sums, sums // 2
-    tiling["begins"] = sums + _ROW_BYTES
-    tiling["weights"] = sums + _ROW_BYTES + 4 * columns
-    return tiling, sums + _ROW_BYTES + 4 * columns * (1 + words)
+    tiling["pixels"], tiling["begins"] = sums, sums + _ROW_BYTES
+    pitch = tiling["pitch"] = 128 * blocks(columns, 32)
+    tiling["weights"] = sums + _ROW_BYTES + pitch
+    return tiling, sums + _ROW_BYTES + pitch * (1 + words)
 
 
-def _cost(parts: int, columns: int, n: int, width: int, down: _Axis, adding: int, places: int) -> tuple[float, int]:
-    """What a division of the work costs, and for how many rows in a warp's column it does so.
+def _cost(columns: int, together: int, n: int, width: int, down: _Axis, adding: int, places: int) -> tuple[float, int]:
+    """What a division of the work costs, and for how many rows a warp does so.
 
-    In instructions of a block, about, times the rounds that the device needs for all blocks: ``adding`` are those that
-    make 32 pixels of two output rows, ``places`` blocks there is room for at a time. Columns of whole lines of memory
-    are better where all else is equal.
+    In instructions of a warp, about, times the rounds that the device needs for all blocks: ``adding`` are those that
+    make 32 pixels, ``places`` blocks there is room for at a time. Rows are a multiple of those that are made
+    ``together``. Columns of whole lines of memory are better where all else is equal.
     """
-    made = blocks(8 // parts, 2) * blocks(columns, 32) * adding
-    work = 8 * (60 + 100 * float(down.count.mean())) + made
+    work = 60 + 100 * float(down.count.mean()) + blocks(columns, 32) * adding
 
     def cost(tall: int) -> float:
-        tiles = blocks(width, columns) * blocks(len(down.first), 8 // parts * tall)
-        return blocks(n * tiles, places) * (work * tall + 8 * _BEGINNING) * (1 + columns % 32 / 1000)
+        tiles = blocks(width, columns) * blocks(len(down.first), 8 * tall)
+        return blocks(n * tiles, places) * (work * tall + _BEGINNING) * (1 + columns % 32 / 1000)
 
-    return min((cost(tall), tall) for tall in range(1, _MOST_TALL + 1))
+    return min((cost(tall), tall) for tall in range(together, _MOST_TALL + 1, together))
 
 
-def _divisions(across: _Axis, x: int) -> Iterator[tuple[int, int]]:
-    """Warps that share a row, and output columns whose source columns these have room for."""
+def _divisions(across: _Axis, x: int) -> Iterator[int]:
+    """Output columns for whose source columns a warp has room."""
     m = len(across.first)
-    for parts in (1, 2, 4, 8):
-        for columns in (*range(1, 8), *range(8, min(m, _MOST_COLUMNS) + 8, 8)):
-            begin = np.arange(0, m, columns)
-            last = np.minimum(begin + columns, m) - 1
-            spans = x + across.first[last] + across.count[last] - ((x + across.first[begin]) & ~7)
-            if spans.max() > 256 * parts:
-                break
-            yield parts, columns
+    for columns in (*range(1, 8), *range(8, min(m, _MOST_COLUMNS) + 4, 4)):
+        begin = np.arange(0, m, columns)
+        last = np.minimum(begin + columns, m) - 1
+        spans = x + across.first[last] + across.count[last] - ((x + across.first[begin]) & ~7)
+        if spans.max() > 256:
+            break
+        yield columns

@@ -41,6 +41,8 @@ SOURCE = np.dtype(
         ("gv", "u4"),
         ("bu", "u4"),
         ("offsets", "i4", 3),
+        ("factors", "u4", (5, 2)),
+        ("bases", "i4", 3),
     ],
     align=True,
 )
@@ -52,7 +54,9 @@ plane. ``take`` is which of 8 bytes are U's and which V's: a word of each, or sa
 the upright picture to x (the first three) and y of the lying one, whose size is given; ``turned`` is 0 where they are
 the same. Terms are kept above
 ``shift - 5`` bits (``mask``); ``offsets`` of the sums are moved up by as much. ``shift`` is 16 for samples of a byte,
-for whose sake all numbers are multiplied by some power of two.
+for whose sake all numbers are multiplied by some power of two. ``factors`` and ``bases`` are those of such samples, in
+256ths of 32nds of a code: what luma, V, U, V and U are multiplied by for red, green (where chroma's are negative) and
+blue, in the lower and in the upper half of a word, and what is added.
 """
 
 TARGET = np.dtype(
@@ -156,6 +160,10 @@ def _colour(source: Struct, spec: FrameSpec) -> None:
         source[name] = getattr(k, name) << up
     green, blue = (k.g0, k.b0) if spec.format.model == "yuv" else (k.r0, k.r0)
     source["offsets"] = [value << down for value in (k.r0, green, blue)]
+    if spec.format.itemsize == 1 and spec.format.model == "yuv":
+        terms = (k.y, k.rv, -k.gu & 0xFFFF, -k.gv & 0xFFFF, k.bu)
+        source["factors"] = [(term, term << 16) for term in terms]
+        source["bases"] = (k.r0 << 8, (k.g0 << 8) + 255, k.b0 << 8)
 
 
 def _are_codes(source: Struct, spec: FrameSpec) -> bool:

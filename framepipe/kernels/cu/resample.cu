@@ -1,13 +1,13 @@
-// Planes or pictures resampled to tensors and pictures by area or bilinear: see rows.cuh. A block makes a tile of the
-// result, a few rows at a time. First a warp makes codes of 8 source columns a lane and sums them down, in registers,
+// Planes or pictures resampled to tensors and pictures by area or bilinear: see rows.cuh. A warp makes a few rows of some
+// columns of the result. For each row its lanes make codes of 8 source columns each and sum them down, in registers,
 // over the rows of an output row; then a lane sums these across for an output pixel. These are whole numbers, so the
 // order makes no difference. Both methods are the average over an interval of source pixels, that of BILINEAR being
-// one pixel long.
+// one pixel long. Warps do not wait for each other, so that some wait for memory while others compute.
 //
-// NARROW sums down fit 16 bits and weights across fit 8: then numbers go in pairs. Shared memory holds the sums, a row
-// for each output row and channel (of NARROW ones those of two steps by turns, so that a warp may go on down while
-// others still sum across), then rows of pixels (ROW_BYTES a warp), then where each column's taps begin, then their
-// weights.
+// NARROW sums down fit 16 bits and weights across fit 8: then numbers go in pairs, and rows, too. FINE ones fit even where
+// each code is moved up by 5, which saves moving it down first. Shared memory holds the sums of each warp, of each row and
+// channel, then rows of pixels (ROW_BYTES a warp), then where each column's taps begin, then their weights; the warps of a
+// block make rows of the same columns.
 
 const int ROW_BYTES = WARP * 12 + 16;
 
@@ -39,45 +39,52 @@ __device__ __forceinline__ int touched_inside(const Place& p, int axis, const Ta
     return METHOD == AREA ? touched(p, axis, at) : at.part ? 2 : 1;
 }
 
-// The sums of 8 columns. (The remainders keep what is not compiled for NARROW, or for others, within bounds.)
-template <bool NARROW>
+enum Width { WIDE, NARROW, FINE };
+
+// The sums of 8 columns. (The remainders keep what is not compiled for PAIRED ones, or for others, within bounds.)
+template <Width WIDTH>
 struct Sums {
-    u32 values[NARROW ? 12 : 24];
+    static const bool PAIRED = WIDTH != WIDE;
+    static const int CHANNEL = 256 * (PAIRED ? 2 : 4);  // bytes of a row of them
+    static const int TOGETHER = PAIRED ? 2 : 1;         // rows that are summed across together
+
+    u32 values[PAIRED ? 12 : 24];
 
     __device__ __forceinline__ void add(const u32 (&pairs)[12], u32 weight)
     {
         for (int i = 0; i < 12; i++) {
-            if (NARROW) {
+            if (PAIRED) {
                 values[i] += pairs[i] * weight;
             } else {
-                values[(2 * i) % (NARROW ? 12 : 24)] += (pairs[i] & 0xffff) * weight;
-                values[(2 * i + 1) % (NARROW ? 12 : 24)] += (pairs[i] >> 16) * weight;
+                values[(2 * i) % (PAIRED ? 12 : 24)] += (pairs[i] & 0xffff) * weight;
+                values[(2 * i + 1) % (PAIRED ? 12 : 24)] += (pairs[i] >> 16) * weight;
             }
         }
     }
 
-    // To shared memory, where the channels are `channel` bytes apart.
-    __device__ __forceinline__ void store(int to, int channel) const
+    // To shared memory, in the order in which the channels are stored.
+    __device__ __forceinline__ void store(int to, bool swap) const
     {
+        const int channels[3] = {swap ? 2 * CHANNEL : 0, CHANNEL, swap ? 0 : 2 * CHANNEL};
         for (int c = 0; c < 3; c++) {
-            u32 words[NARROW ? 4 : 8];
-            for (int k = 0; k < 8; k += NARROW ? 2 : 1) {
-                const int a = half_at(c, k), b = half_at(c, k + NARROW);
-                if (NARROW)
+            u32 words[PAIRED ? 4 : 8];
+            for (int k = 0; k < 8; k += PAIRED ? 2 : 1) {
+                const int a = half_at(c, k), b = half_at(c, k + PAIRED);
+                if (PAIRED)
                     words[k / 2] = __byte_perm(
                         values[a / 2], values[b / 2], (a % 2 ? 0x32 : 0x10) | (b % 2 ? 0x7600 : 0x5400));
                 else
-                    words[k % (NARROW ? 4 : 8)] = values[a % (NARROW ? 12 : 24)];
+                    words[k % (PAIRED ? 4 : 8)] = values[a % (PAIRED ? 12 : 24)];
             }
-            for (int i = 0; i < (NARROW ? 1 : 2); i++)
-                shared<uint4>(to + c * channel + 16 * i) =
+            for (int i = 0; i < (PAIRED ? 1 : 2); i++)
+                shared<uint4>(to + channels[c] + 16 * i) =
                     make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
         }
     }
 };
 
 // Sums down 8 columns from x on, for output rows from `first` to before `end` one after the other.
-template <Method METHOD, bool NARROW>
+template <Method METHOD, Width WIDTH>
 struct Down {
     const u8* in;
     int x;
@@ -89,21 +96,21 @@ struct Down {
     }
 
     // Every output row on its own.
-    __device__ __forceinline__ Sums<NARROW> next(const Source& s, const Place& p, const Tiling& tiling, int d)
+    __device__ __forceinline__ Sums<WIDTH> next(const Source& s, const Place& p, const Tiling& tiling, int d)
     {
-        Sums<NARROW> sums = {};
+        Sums<WIDTH> sums = {};
         const Tap v = inside_tap<METHOD>(p, tiling, 1, d);
         const int top = p.source[1] + v.first, bottom = top + touched_inside<METHOD>(p, 1, v);
         Cursor cursor(in, s, x, top & ~(ROWS - 1));
         for (int y = top & ~(ROWS - 1); y < bottom; y += ROWS, cursor.go_down(s)) {
             Loaded loaded;
             cursor.load(s, y >= top, y + 1 < bottom, loaded);
-            const Chroma chroma = chroma_of(s, loaded);
+            const PairChroma chroma = pair_chroma_of(s, loaded);
             for (int r = 0; r < ROWS; r++) {
                 if (y + r < top || y + r >= bottom)
                     continue;
                 u32 pairs[12];
-                pairs_of(s, loaded, chroma, r, pairs);
+                pairs_of<WIDTH == FINE>(s, loaded, chroma, r, pairs);
                 sums.add(pairs, weight(p, 1, v, y + r - top));
             }
         }
@@ -114,11 +121,11 @@ struct Down {
 // By AREA an interval begins where the last one ended, so each source row is converted once: `pairs` are those of the
 // row above y, of which `rest` units are not summed yet. Intervals are one source pixel long or longer; `before` are
 // units above the first.
-template <bool NARROW>
-struct Down<AREA, NARROW> {
+template <Width WIDTH>
+struct Down<AREA, WIDTH> {
     Cursor cursor;
     Loaded now, coming;
-    Chroma chroma;
+    PairChroma chroma;
     u32 pairs[12], rest, before;
     int y, bottom;
 
@@ -149,12 +156,12 @@ struct Down<AREA, NARROW> {
     {
         if (y % ROWS == 0) {
             now = coming;
-            chroma = chroma_of(s, now);
+            chroma = pair_chroma_of(s, now);
         } else {
             now.skip_row();
         }
         y++;
-        pairs_of(s, now, chroma, 0, pairs);
+        pairs_of<WIDTH == FINE>(s, now, chroma, 0, pairs);
         const u32 skipped = min(before, p.pixel[1]);
         before -= skipped;
         rest = p.pixel[1] - skipped;
@@ -162,23 +169,23 @@ struct Down<AREA, NARROW> {
     }
 
     // The next two rows, where these are of one output row.
-    __device__ __forceinline__ void add_both(const Source& s, const Place& p, Sums<NARROW>& sums)
+    __device__ __forceinline__ void add_both(const Source& s, const Place& p, Sums<WIDTH>& sums)
     {
         now = coming;
-        chroma = chroma_of(s, now);
-        pairs_of(s, now, chroma, 0, pairs);
+        chroma = pair_chroma_of(s, now);
+        pairs_of<WIDTH == FINE>(s, now, chroma, 0, pairs);
         sums.add(pairs, p.pixel[1]);
         y++;
         load_below(s);
         now.skip_row();
-        pairs_of(s, now, chroma, 0, pairs);
+        pairs_of<WIDTH == FINE>(s, now, chroma, 0, pairs);
         sums.add(pairs, p.pixel[1]);
         y++;
     }
 
-    __device__ __forceinline__ Sums<NARROW> next(const Source& s, const Place& p, const Tiling& tiling, int d)
+    __device__ __forceinline__ Sums<WIDTH> next(const Source& s, const Place& p, const Tiling& tiling, int d)
     {
-        Sums<NARROW> sums = {};
+        Sums<WIDTH> sums = {};
         for (u32 missing = p.step[1]; missing;) {
             if (rest == 0) {
                 if (ROWS == 2 && y % ROWS == 0 && missing >= 2 * p.pixel[1] && before == 0) {
@@ -197,24 +204,26 @@ struct Down<AREA, NARROW> {
 };
 
 // Output columns of the tile from `left` on: where their taps begin, from column x0 on, and the weights of
-// `tiling.taps` words. NARROW taps begin at an even column, and four weights stand in a word.
-template <Method METHOD, bool NARROW>
+// `tiling.taps` words. NARROW taps begin at an even column, and four weights stand in a word. Columns that fill up the
+// last warp's width weigh nothing.
+template <Method METHOD, Width WIDTH>
 __device__ __forceinline__ void make_taps(const Place& p, const Tiling& tiling, int left, int x0)
 {
+    const bool PAIRED = WIDTH != WIDE;
     const int thread = threadIdx.y * WARP + threadIdx.x, count = min(tiling.columns, p.target[2] - left);
-    for (int i = thread; i < count; i += 8 * WARP) {
-        const Tap h = inside_tap<METHOD>(p, tiling, 0, left + i);
-        const int from = p.source[0] + h.first - x0, odd = NARROW ? from & 1 : 0;
-        shared<int>(tiling.begins + 4 * i) = (from - odd) * (NARROW ? 2 : 4);
+    for (int i = thread; 4 * i < tiling.pitch; i += 8 * WARP) {
+        const Tap h = inside_tap<METHOD>(p, tiling, 0, left + min(i, count - 1));
+        const int from = p.source[0] + h.first - x0, odd = PAIRED ? from & 1 : 0;
+        shared<int>(tiling.begins + 4 * i) = (from - odd) * (PAIRED ? 2 : 4);
         for (int k = 0; k < tiling.taps; k++) {
             u32 word = 0;
-            if (NARROW) {
+            if (PAIRED) {
                 for (int j = 0; j < 4; j++)
                     word |= (4 * k + j < odd ? 0 : weight(p, 0, h, 4 * k + j - odd)) << 8 * j;
             } else {
                 word = weight(p, 0, h, k);
             }
-            shared<u32>(tiling.weights + 4 * (k * tiling.columns + i)) = word;
+            shared<u32>(tiling.weights + k * tiling.pitch + 4 * i) = word;
         }
     }
 }
@@ -236,28 +245,29 @@ __device__ __forceinline__ u32 add_products(u32 halves, u32 weights, u32 sum)
 #endif
 }
 
-// Adds up output pixels of a column: sums down from `at` on times weights from `weights` on.
-template <bool NARROW, int COUNT>
-__device__ __forceinline__ void sum_across(
-    const int (&at)[COUNT], int channel, int weights, const Tiling& tiling, u32 (&sum)[COUNT][3])
+// Adds up the pixels of a column in COUNT rows: sums down from `at` on times weights from `weights` on.
+template <Width WIDTH, int COUNT>
+__device__ __forceinline__ void sum_across(int at, int weights, const Tiling& tiling, u32 (&sum)[COUNT][3])
 {
-    int left = tiling.taps, more = 0;
-#pragma unroll 1
-    do {
+    const bool PAIRED = WIDTH != WIDE;
+    const int CHANNEL = Sums<WIDTH>::CHANNEL;
+    for (int left = tiling.taps;;) {
         const u32 w = shared<u32>(weights);
         for (int i = 0; i < COUNT; i++)
             for (int c = 0; c < 3; c++) {
-                const u32 first = shared<u32>(at[i] + more + c * channel);
-                if (NARROW) {
+                const u32 first = shared<u32>(at + (3 * i + c) * CHANNEL);
+                if (PAIRED) {
                     sum[i][c] = add_products<false>(first, w, sum[i][c]);
-                    const u32 second = shared<u32>(at[i] + more + c * channel + 4);
+                    const u32 second = shared<u32>(at + (3 * i + c) * CHANNEL + 4);
                     sum[i][c] = add_products<true>(second, w, sum[i][c]);
                 } else {
                     sum[i][c] += first * w;
                 }
             }
-        more += NARROW ? 8 : 4, weights += 4 * tiling.columns;
-    } while (--left);
+        if (--left == 0)
+            break;
+        at += PAIRED ? 8 : 4, weights += tiling.pitch;
+    }
 }
 
 // One warp fills n bytes from `to` on, a multiple of the 1, 2 or 4 that they repeat after, with 16 at a time.
@@ -294,8 +304,6 @@ __device__ __forceinline__ void border(u8* out, const Target& t, const Place& p,
     const int left = p.target[0], right = left + p.target[2], top = p.target[1], lane = threadIdx.x;
     if (left == 0 && right == t.width && y >= top)
         y += p.target[3];
-    if (y >= t.height)
-        return;
     const bool whole = y < top || y >= top + p.target[3];
 #pragma unroll 1
     for (int side = 0; side < (whole ? 1 : 2); side++) {
@@ -304,90 +312,119 @@ __device__ __forceinline__ void border(u8* out, const Target& t, const Place& p,
     }
 }
 
-// `count` output pixels of each of two rows, a pixel a lane, from column x of the tile on. The second may not be there.
-template <bool NARROW>
-__device__ __forceinline__ void put_runs(
-    u8* const (&to)[2], bool both, int sums, int channel, const Target& t, const Tiling& tiling, int x, int count,
-    int pixels)
+// A pixel a lane of each of COUNT rows, of channels in the order in which they are stored.
+template <int COUNT>
+__device__ __forceinline__ void put_pixels(u8* to, const Target& t, int count, const int (&codes)[COUNT][3])
 {
-    const int lane = threadIdx.x, k = 4 * (x + min(lane, count - 1));
-    const int begin = sums + shared<int>(tiling.begins + k), at[2] = {begin, both ? begin + 3 * channel : begin};
-    const u32 half = tiling.half;
-    u32 sum[2][3] = {{half, half, half}, {half, half, half}};
-    sum_across<NARROW>(at, channel, tiling.weights + k, tiling, sum);
-    for (int i = 0; i < 2; i++) {
-        Three rgb;
+    if (t.kind == UINT8) {
+        for (int i = 0; i < COUNT && i < count; i++)
+            for (int c = 0; c < 3; c++)
+                to[i * t.row + c * t.channel] = (u8)codes[i][c];
+        return;
+    }
+    float values[COUNT][3];
+    for (int i = 0; i < COUNT; i++)
         for (int c = 0; c < 3; c++)
-            rgb.values[c] = (int)(__umulhi(sum[i][c], tiling.magic) >> tiling.shift);
-        if (i && !both)
-            break;
-        if (t.together) {
-            if (lane < count)
-                put_pixel(&shared<u8>(pixels + lane * t.column), t, rgb);
+            values[i][c] = __fadd_rn(__fmul_rn((float)codes[i][c], t.factor[c]), t.offset[c]);  // never fused
+    if (t.kind == FLOAT32) {
+        for (int i = 0; i < COUNT && i < count; i++)
+            for (int c = 0; c < 3; c++)
+                *(float*)(to + i * t.row + c * t.channel) = values[i][c];
+        return;
+    }
+    for (int i = 0; i < COUNT && i < count; i++)
+        for (int c = 0; c < 3; c++) {
+            u16 bits;
+            asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(values[i][c]));
+            *(u16*)(to + i * t.row + c * t.channel) = bits;
+        }
+}
+
+// One warp sums `columns` pixels of `count` rows across and stores them.
+template <Width WIDTH>
+__device__ __forceinline__ void put_rows(
+    u8* to, int count, int columns, int sums, const Target& t, const Tiling& tiling, int pixels)
+{
+    const int COUNT = Sums<WIDTH>::TOGETHER, lane = threadIdx.x;
+    u8* at = to + lane * t.column;
+    int k = 4 * lane;
+#pragma unroll 1
+    for (int left = columns; left > 0; left -= WARP, k += 4 * WARP, at += WARP * t.column) {
+        u32 sum[COUNT][3] = {};
+        int codes[COUNT][3];
+        sum_across<WIDTH>(sums + shared<int>(tiling.begins + k), tiling.weights + k, tiling, sum);
+        for (int i = 0; i < COUNT; i++)
+            for (int c = 0; c < 3; c++)
+                codes[i][c] = (int)((u32)((sum[i][c] * (u64)tiling.magic + tiling.half) >> 32) >> tiling.shift);
+        if (!t.together) {
+            if (lane < left)
+                put_pixels(at, t, count, codes);
+            continue;
+        }
+        Target near = t;
+        near.row = 0;
+        for (int i = 0; i < COUNT && i < count; i++) {
+            const int one[1][3] = {{codes[i][0], codes[i][1], codes[i][2]}};
+            put_pixels(&shared<u8>(pixels + lane * t.column), near, 1, one);
             __syncwarp();
-            store_row<true>(to[i], &shared<u8>(pixels), count * t.column, lane);
+            store_row<true>(
+                at - lane * t.column + i * t.row, &shared<u8>(pixels), min(left, WARP) * t.column, lane);
             __syncwarp();
-        } else if (lane < count) {
-            put_pixel(to[i] + lane * t.column, t, rgb);
         }
     }
 }
 
-template <Method METHOD, bool NARROW>
+template <Method METHOD, Width WIDTH>
 __device__ __forceinline__ void resample(
     const u8* in, u8* out, const Source& s, const Target& t, const Place& p, const Tiling& tiling)
 {
-    const int warp = threadIdx.y, lane = threadIdx.x, tile = blockIdx.x, pixels = tiling.pixels + warp * ROW_BYTES;
+    const bool PAIRED = WIDTH != WIDE;
+    const int CHANNEL = Sums<WIDTH>::CHANNEL, TOGETHER = Sums<WIDTH>::TOGETHER;
+    const int warp = threadIdx.y, lane = threadIdx.x, tile = blockIdx.x;
+    const int sums = warp * TOGETHER * 3 * CHANNEL, pixels = tiling.pixels + warp * ROW_BYTES;
     in += blockIdx.z * s.picture;
     out += blockIdx.z * t.picture;
-    const int groups = 8 / tiling.parts, deep = tiling.rows;
-    const int left = tile % tiling.across * tiling.columns, top = tile / tiling.across * groups * deep;
-    const int columns = min(tiling.columns, p.target[2] - left), rows = p.target[3] - top;
+    const int left = tile % tiling.across * tiling.columns, top = (tile / tiling.across * 8 + warp) * tiling.rows;
+    const int columns = min(tiling.columns, p.target[2] - left), rows = min(tiling.rows, p.target[3] - top);
     const Tap begin = inside_tap<METHOD>(p, tiling, 0, left);
     const Tap last = inside_tap<METHOD>(p, tiling, 0, left + columns - 1);
     const int x0 = (p.source[0] + begin.first) & ~7;
     const int end = p.source[0] + last.first + touched_inside<METHOD>(p, 0, last);
-    const int channel = tiling.parts * 256 * (NARROW ? 2 : 4), runs = (columns + WARP - 1) / WARP;
-    make_taps<METHOD, NARROW>(p, tiling, left, x0);
-    const int i = (warp % tiling.parts * WARP + lane) * 8, group = warp / tiling.parts, first = group * deep;
-    const bool busy = x0 + i < end && first < rows;
-    Down<METHOD, NARROW> down(
-        in, s, p, tiling, busy ? x0 + i : x0, top + min(first, rows - 1), top + min(first + deep, rows));
-    u8* part = out + (p.target[1] + top) * t.row + (i64)(p.target[0] + left) * t.column;
-    const int first_run = warp % runs, first_group = warp / runs, more_runs = 8 % runs, more_groups = 8 / runs;
-    for (int k = 0; k < deep; k++) {
-        // A little of the border at a time, so that memory stores it while others compute.
-        for (int at = (warp - k) & 7; at < tiling.beside; at += 8)
-            border(out, t, p, (tile * deep + k) * tiling.beside + at, &shared<u8>(pixels));
-        const int sums = NARROW && k & 1 ? tiling.turn : 0;
-        if (busy && first + k < rows)
-            down.next(s, p, tiling, top + first + k)
-                .store(sums + group * 3 * channel + i * (NARROW ? 2 : 4), channel);
-        __syncthreads();
-        for (int g = first_group, run = first_run; 2 * g < groups; g += more_groups, run += more_runs) {
-            if (run >= runs)
-                run -= runs, g++;
-            const int row = 2 * g * deep + k, x = run * WARP;
-            if (2 * g >= groups || row >= rows)
-                break;
-            u8* to = part + row * t.row + x * t.column;
-            put_runs<NARROW>(
-                {to, to + deep * t.row}, 2 * g + 1 < groups && row + deep < rows, sums + 2 * g * 3 * channel, channel,
-                t, tiling, x, min(WARP, columns - x), pixels);
-        }
-        if (!NARROW)
-            __syncthreads();
+    // Warps fill the border at different times, so that memory stores it while others compute.
+    const int number = tile * 8 + warp, when = number % max(1, min(tiling.rows, rows)) & ~(TOGETHER - 1);
+    const bool busy = x0 + lane * 8 < end && rows > 0;
+    Down<METHOD, WIDTH> down(  // before the taps: it waits for memory
+        in, s, p, tiling, busy ? x0 + lane * 8 : x0, min(top, p.target[3] - 1), min(top + max(rows, 1), p.target[3]));
+    make_taps<METHOD, WIDTH>(p, tiling, left, x0);
+    __syncthreads();
+    u8* to = out + (p.target[1] + top) * t.row + (i64)(p.target[0] + left) * t.column;
+    for (int k = 0; k < rows || k == 0; k += TOGETHER, to += TOGETHER * t.row) {
+        if (k == when)
+            for (int y = number; y < tiling.beside; y += gridDim.x * 8)
+                border(out, t, p, y, &shared<u8>(pixels));
+        const int count = min(rows - k, TOGETHER);
+#pragma unroll 1
+        for (int i = 0; i < count; i++)
+            if (busy)
+                down.next(s, p, tiling, top + k + i)
+                    .store(sums + i * 3 * CHANNEL + lane * 8 * (PAIRED ? 2 : 4), t.swap);
+        __syncwarp();
+        put_rows<WIDTH>(to, count, rows > 0 ? columns : 0, sums, t, tiling, pixels);
+        __syncwarp();
     }
 }
 
-#define KERNEL(NAME, METHOD, NARROW, BLOCKS)                                                               \
+#define KERNEL(NAME, METHOD, WIDTH, BLOCKS)                                                                \
     extern "C" __global__ void __launch_bounds__(256, BLOCKS) NAME(const u8* in, u8* out, TiledJob job)    \
     {                                                                                                      \
-        resample<METHOD, NARROW>(in, out, job.source, job.target, job.place, job.tiling);                  \
+        resample<METHOD, WIDTH>(in, out, job.source, job.target, job.place, job.tiling);                   \
     }
 
 // As many blocks at a time as bring most: by AREA the rows on their way want the registers (_PLACES in _cuda_rows.py).
-KERNEL(area_narrow, AREA, true, 3)
-KERNEL(area_wide, AREA, false, 3)
-KERNEL(bilinear_narrow, BILINEAR, true, 4)
-KERNEL(bilinear_wide, BILINEAR, false, 4)
+KERNEL(area_narrow, AREA, NARROW, 3)
+KERNEL(area_wide, AREA, WIDE, 3)
+KERNEL(bilinear_narrow, BILINEAR, NARROW, 4)
+KERNEL(bilinear_wide, BILINEAR, WIDE, 4)
+#ifdef BYTES
+KERNEL(area_fine, AREA, FINE, 3)
+#endif

@@ -1,6 +1,6 @@
 // Eight pixels of a row at a time, from where reading is fast: planes of 4:2:0, 4:2:2 and 4:4:4 with repeated chroma,
-// aligned to 16 bytes, or RGB pictures without gaps, aligned to 8 bytes. Compiled for each SAMPLE (u8 or u16),
-// CHROMA_W_SHIFT and CHROMA_H_SHIFT, or for IMAGES. x is a multiple of 8, of the lying picture.
+// aligned to 16 bytes, or RGB pictures without gaps, aligned to 8 bytes. Compiled for each SAMPLE (u8, then with BYTES, or
+// u16), CHROMA_W_SHIFT and CHROMA_H_SHIFT, or for IMAGES. x is a multiple of 8, of the lying picture.
 //
 // A cursor loads what ROWS rows from y on (a multiple of ROWS) are made of, and only loads: to load the next rows
 // before the last ones are used hides the way to memory. Of two rows it reads those that are wanted, and one of them
@@ -36,6 +36,8 @@ struct Loaded {
 
 struct Chroma {};
 
+typedef Chroma PairChroma;
+
 // Where rows are loaded from, going down.
 struct Cursor {
     const u8* at;
@@ -54,6 +56,8 @@ struct Cursor {
 };
 
 __device__ __forceinline__ Chroma chroma_of(const Source& s, const Loaded& from) { return {}; }
+
+__device__ __forceinline__ PairChroma pair_chroma_of(const Source& s, const Loaded& from) { return {}; }
 
 // The pixels as 24 bytes.
 __device__ __forceinline__ void interleaved(
@@ -75,9 +79,10 @@ __device__ __forceinline__ void planar(
     }
 }
 
-// The 24 codes in pairs, each of 16 bits.
+// The 24 codes in pairs, each of 16 bits; FINE ones are moved up by 5.
+template <bool FINE>
 __device__ __forceinline__ void pairs_of(
-    const Source& s, const Loaded& from, const Chroma& with, int row, u32 (&pairs)[12])
+    const Source& s, const Loaded& from, const PairChroma& with, int row, u32 (&pairs)[12])
 {
     for (int i = 0; i < 6; i++) {
         pairs[2 * i] = __byte_perm(from.words[i], 0, 0x4240);
@@ -122,29 +127,33 @@ __device__ __forceinline__ int unpacked(const u32 (&words)[WORDS], int i)
     return __byte_perm(words[i / 2], 0, i % 2 ? 0x4432 : 0x4410);
 }
 
-// Where rows are loaded from, going down ROWS at a time; y is that of the first.
+// Where rows are loaded from, going down ROWS at a time; y is that of the first. `beside` is from U to V where samples of
+// one kind stand together, and else from one word to the next.
 struct Cursor {
     const u8 *luma, *chroma;
+    int beside;
 
     __device__ __forceinline__ Cursor(const u8* in, const Source& s, int x, int y)
-        : luma(in + (s.luma + y * s.luma_pitch + x * (int)sizeof(SAMPLE))),
-          chroma(in + (s.origin[1] + (y >> CHROMA_H_SHIFT) * s.chroma_pitch + (x >> CHROMA_W_SHIFT) * s.chroma_step))
     {
+        const int v = s.origin[2] - s.origin[1], planes = s.chroma_step == sizeof(SAMPLE);
+        const int first = s.origin[1] + (planes ? 0 : min(v, 0));
+        luma = in + (s.luma + y * s.luma_pitch + x * (int)sizeof(SAMPLE));
+        chroma = in + (first + (y >> CHROMA_H_SHIFT) * s.chroma_pitch + (x >> CHROMA_W_SHIFT) * s.chroma_step);
+        beside = planes ? v : 4;
     }
 
     __device__ __forceinline__ void load(const Source& s, bool first, bool second, Loaded& to) const
     {
         for (int r = 0; r < ROWS; r++)
             load_words(luma + ((r ? second : ROWS > 1 && !first) ? s.luma_pitch : 0), to.luma[r]);
-        const int v = s.origin[2] - s.origin[1];
-        if (s.chroma_step == sizeof(SAMPLE)) {
-            u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
+        u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
+        if (CHROMA_WORDS == 1 || s.chroma_step == sizeof(SAMPLE)) {
             load_words(chroma, us);
-            load_words(chroma + v, vs);
+            load_words(chroma + beside, vs);
             for (int i = 0; i < CHROMA_WORDS; i++)
                 to.chroma[2 * i] = us[i], to.chroma[2 * i + 1] = vs[i];
         } else {  // U and V by turns, or V and U
-            load_words(chroma + min(v, 0), to.chroma);
+            load_words(chroma, to.chroma);
         }
     }
 
@@ -187,19 +196,6 @@ __device__ __forceinline__ u32 packed(int a, int b, int c, int d)
 #endif
 }
 
-// Two levels as two codes of 16 bits. Samples of 8 bits have their code in the upper half of a level: CODE_SHIFT.
-__device__ __forceinline__ u32 two_codes(const Source& s, int a, int b)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (sizeof(SAMPLE) == 1) {
-        u32 pair;
-        asm("min.relu.s16x2 %0, %1, %2;" : "=r"(pair) : "r"(__byte_perm(a, b, 0x7632)), "r"(0x00ff00ff));
-        return pair;
-    }
-#endif
-    return __byte_perm(packed(a >> s.shift, b >> s.shift, 0, 0), 0, 0x4140);
-}
-
 // The pixels as 24 bytes.
 __device__ __forceinline__ void interleaved(
     const Source& s, const Loaded& from, const Chroma& with, int row, u32 (&words)[6])
@@ -225,15 +221,86 @@ __device__ __forceinline__ void planar(
     }
 }
 
-// The 24 codes in pairs, each of 16 bits.
+#if defined(BYTES) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// What the chroma of two pixels side by side adds to their codes: 32nds of a code, 16 bits each.
+struct PairChroma {
+    u32 sums[4][3];
+};
+
+// Byte i of packed ones times one of `Source.factors`, which has it in either half, plus `sum`.
+template <int WORDS>
+__device__ __forceinline__ int times(const u32 (&words)[WORDS], int i, const u32 (&factor)[2], int sum)
+{
+    int product;
+    if (i % 4 < 2)
+        asm("dp2a.lo.s32.u32 %0, %1, %2, %3;" : "=r"(product) : "r"(factor[i % 2]), "r"(words[i / 4]), "r"(sum));
+    else
+        asm("dp2a.hi.s32.u32 %0, %1, %2, %3;" : "=r"(product) : "r"(factor[i % 2]), "r"(words[i / 4]), "r"(sum));
+    return product;
+}
+
+// Two numbers as 16 bits each, moved down by 8: 32nds of a code.
+__device__ __forceinline__ u32 two_terms(int a, int b) { return __byte_perm(a, b, 0x6521); }
+
+__device__ __forceinline__ PairChroma pair_chroma_of(const Source& s, const Loaded& from)
+{
+    u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
+    for (int i = 0; i < CHROMA_WORDS; i++) {
+        us[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], s.take[0]);
+        vs[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], s.take[1]);
+    }
+    int sums[3][PAIRS];
+    for (int i = 0; i < PAIRS; i++) {
+        sums[0][i] = times(vs, i, s.factors[1], s.bases[0]);
+        // Each of these terms is rounded up, being negative: of the first no fraction may be left.
+        sums[1][i] = times(vs, i, s.factors[3], times(us, i, s.factors[2], s.bases[1]) | 255);
+        sums[2][i] = times(us, i, s.factors[4], s.bases[2]);
+    }
+    PairChroma to;
+    for (int j = 0; j < 4; j++)
+        for (int c = 0; c < 3; c++)
+            to.sums[j][c] = two_terms(sums[c][2 * j >> CHROMA_W_SHIFT], sums[c][2 * j + 1 >> CHROMA_W_SHIFT]);
+    return to;
+}
+
+// The 24 codes in pairs, each of 16 bits; FINE ones are left where they are, moved up by 5.
+template <bool FINE>
 __device__ __forceinline__ void pairs_of(
-    const Source& s, const Loaded& from, const Chroma& with, int row, u32 (&pairs)[12])
+    const Source& s, const Loaded& from, const PairChroma& with, int row, u32 (&pairs)[12])
+{
+    for (int j = 0; j < 4; j++) {
+        const u32 luma = two_terms(
+            times(from.luma[row], 2 * j, s.factors[0], 0), times(from.luma[row], 2 * j + 1, s.factors[0], 0));
+        for (int c = 0; c < 3; c++) {
+            u32 pair;
+            asm("add.s16x2 %0, %1, %2;" : "=r"(pair) : "r"(luma), "r"(with.sums[j][c]));
+            asm("min.relu.s16x2 %0, %1, %2;" : "=r"(pair) : "r"(pair), "r"(0x1fff1fff));
+            pairs[4 * c + j] = FINE ? pair & 0xffe0ffe0 : pair >> 5 & 0x00ff00ff;
+        }
+    }
+}
+
+#else
+
+typedef Chroma PairChroma;
+
+__device__ __forceinline__ PairChroma pair_chroma_of(const Source& s, const Loaded& from) { return chroma_of(s, from); }
+
+// The 24 codes in pairs, each of 16 bits; FINE ones are moved up by 5.
+template <bool FINE>
+__device__ __forceinline__ void pairs_of(
+    const Source& s, const Loaded& from, const PairChroma& with, int row, u32 (&pairs)[12])
 {
     for (int c = 0; c < 3; c++)
-        for (int j = 0; j < 4; j++)
-            pairs[4 * c + j] = two_codes(
-                s, level(s, from, with, row, 2 * j, c), level(s, from, with, row, 2 * j + 1, c));
+        for (int j = 0; j < 4; j++) {
+            const int a = level(s, from, with, row, 2 * j, c) >> s.shift;
+            const int b = level(s, from, with, row, 2 * j + 1, c) >> s.shift;
+            pairs[4 * c + j] = __byte_perm(packed(a, b, 0, 0), 0, 0x4140) << (FINE ? 5 : 0);
+        }
 }
+
+#endif
 
 // Where channel c of pixel k stands among them, counted in halves of a pair.
 __device__ __forceinline__ int half_at(int c, int k) { return 8 * c + k; }
