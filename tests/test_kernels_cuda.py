@@ -520,6 +520,11 @@ def test_tiles_of_the_brightest_pictures():
         planes = noise(FrameSpec(640, 211, "yuv420p", "bt2020"), 1)
         planes.slab[:] |= 0xE0
         check_tensor(planes, (m_x, m_y), method=method)
+    for name, (m_x, m_y) in itertools.product(["yuv420p", "nv12", "yuv444p"], [(80, 8), (213, 16), (640, 9)]):
+        planes = noise(FrameSpec(640, 64, name, "bt709"), 1)
+        planes.slab[:, : 640 * 64], planes.slab[:, 640 * 64 :] = 255, 128
+        assert (rgb_of(planes) == 255).all()
+        check_tensor(planes, (m_x, m_y), method="area")
 
 
 @gpu
