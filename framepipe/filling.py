@@ -1,11 +1,13 @@
 """Filling: frames of ready sources into slots.
 
 A batch is formed a frame at a time, under a lock: the next frame is that of the ready source which holds least, and it
-gets the next place in the open slot. It is copied outside the lock by the thread that took it, behind the slot's fence;
-whoever is the last to finish a slot that takes no more commits it. So pictures of one batch are copied side by side.
+gets the next place in the open slot. It is copied outside the lock, behind the slot's fence; whoever is the last to
+finish a slot that takes no more commits it. So pictures of one batch are copied side by side.
 
-Filler threads wait for frames, for slots and for a batch's time to run out. With ``fillers: auto`` there are few of
-them, and the decoding threads of several sources fill, too, what can be filled without waiting: a picture that was
+One thread takes: it waits for frames, for slots and for a batch's time to run out. A single filler does that, too;
+for several another thread takes, and they copy. (Where each of them takes, it waits for the lock, is woken when it gets
+it and then waits for the interpreter's: that took longer than to copy a picture.) With ``fillers: auto`` there are few
+of them, and the decoding threads of several sources fill, too, what can be filled without waiting: a picture that was
 just decoded is copied while it is in that core's cache, no thread has to be woken for it, and no more threads are busy
 than the budget says.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from framepipe import budget
@@ -54,8 +57,8 @@ class _Job:
 class Fillers:
     """What the threads that fill share.
 
-    ``waited_s`` is how long filler threads waited for decoded frames, ``replans`` how often memory had to be made anew
-    because the input grew.
+    ``threads`` are to be started. ``waited_s`` is how long the one that takes waited for decoded frames, ``replans`` how
+    often memory had to be made anew because the input grew.
     """
 
     def __init__(
@@ -72,7 +75,8 @@ class Fillers:
         self.stager = stager
         self.device = stager.device
         self.options = options
-        self.threads = _threads(options, pool, stager)
+        fillers = _fillers(options, pool, stager)
+        self.threads = 1 if fillers == 1 else 1 + fillers
         self.waited_s = 0.0
         self.replans = 0
         self.held: tuple[Feed, Any, Item, FrameSpec] | None = None
@@ -81,37 +85,59 @@ class Fillers:
         self._fail = fail
         self._fill = tracer.wrap("framepipe.fill", stager.fill_all)
         self._taking = threading.Lock()  # guards held, _batch, _planned, _running, the order of slots and pool.take
-        self._counting = threading.Lock()  # guards missing, closed and stamp of every batch; taken last
+        self._counting = threading.Lock()  # guards _started, missing, closed and stamp of every batch; taken last
         self._batch: _Forming | None = None
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # from the one that takes to others; None at the end
+        self._started = 0
         self._running = self.threads
         self._planned = False
         if options.fillers == "auto":
             pool.help = self.help
 
     def run(self) -> None:
-        """The body of one filler thread."""
+        """The body of one thread."""
+        with self._counting:  # the other lock may be held for as long as there is no slot
+            first = not self._started
+            self._started += 1
         try:
-            while True:
-                with self._taking:
-                    job = self._take(self.options.batch, wait=True)
-                    if job is None and self._at_end():
-                        return
-                    left_s = None if self._batch is None else max(0.0, self._batch.deadline - time.monotonic())
-                if job is not None:
-                    self._copy(job)
-                    del job  # a filler that waits for the next frame must not keep this one's memory
-                else:
-                    began = time.perf_counter()
-                    self.pool.wait(left_s)
-                    self.waited_s += time.perf_counter() - began
+            if first:
+                self._take_all()
+            else:
+                self._copy_all()
         except BaseException as error:
             self._fail(error)
         finally:
+            self._jobs.put(None)  # the message is for everyone
             with self._taking:
                 self._running -= 1
                 if not self._running:
+                    self._copy_all()  # what one that failed left, if any
                     self.close()
                     self.ring.shutdown(drain=True)
+
+    def _take_all(self) -> None:
+        """Take frames until nothing more comes."""
+        while True:
+            with self._taking:
+                job = self._take(self.options.batch, wait=True)
+                if job is None and self._at_end():
+                    return
+                left_s = None if self._batch is None else max(0.0, self._batch.deadline - time.monotonic())
+            if job is None:
+                began = time.perf_counter()
+                self.pool.wait(left_s)
+                self.waited_s += time.perf_counter() - began
+            elif self.threads > 1:
+                self._jobs.put(job)
+            else:
+                self._copy(job)
+            del job  # while this one waits for the next frame it must not keep another's memory
+
+    def _copy_all(self) -> None:
+        """Copy what was taken until the one that takes has ended."""
+        while (job := self._jobs.get()) is not None:
+            self._copy(job)
+            del job
 
     def help(self) -> bool:
         """Fill one picture if there is one and a slot for it; False if not. Decoding threads."""
@@ -262,8 +288,8 @@ class Fillers:
         return others
 
 
-def _threads(options: StagingOptions, pool: DecodePool, stager: Stager) -> int:
-    """How many threads fill.
+def _fillers(options: StagingOptions, pool: DecodePool, stager: Stager) -> int:
+    """How many threads copy.
 
     One copies 1,200 to 1,500 pictures of 1920x1080 a second that have left the caches (4 to 5 GB/s, on 16 CPUs of a
     server), six threads decode as many. Threads that decode several sources fill by themselves.

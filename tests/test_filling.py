@@ -589,4 +589,4 @@ def test_a_source_that_many_threads_decode_has_more_fillers(sources, threads, op
         listed, [], ["discard"], device="simulated", threads=threads, staging={"strategy": "pooled", **options}
     )
     pipeline.run()
-    assert pipeline._engine.fillers.threads == fillers
+    assert pipeline._engine.fillers.threads == (1 if fillers == 1 else 1 + fillers), "one takes for several"
