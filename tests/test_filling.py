@@ -520,6 +520,43 @@ def test_a_strategy_that_fails_to_open_leaves_no_copy_threads(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
+def test_several_fillers_copy_at_the_same_time_while_another_thread_takes(monkeypatch, device):
+    plain, together, copied = Pooled.fill, threading.Barrier(3), set()
+
+    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
+        together.wait(LIMIT_S)
+        copied.add(threading.current_thread().name)
+        plain(self, frame, i, slot, spec)
+
+    monkeypatch.setattr(Pooled, "fill", fill)
+    sink = Noting(looks=True)
+    source = Listed(name="s", frames=pictures(30, 64, 32))
+    staging = {"strategy": "pooled", "fillers": 3}
+    with Pipeline([source], [Rgb()], [sink], device=device, threads=1, staging=staging) as pipeline:
+        assert within(LIMIT_S, pipeline.run).frames["delivered"] == 30
+    assert seen(sink) == [("s", index) for index in range(30)]
+    assert len(copied) == 3 and pipeline._engine.fillers.threads == 4
+
+
+@pytest.mark.parametrize("fails", [0, 1, 7])
+def test_a_copy_that_fails_leaves_no_picture_of_other_fillers_out_of_the_books(monkeypatch, fails):
+    plain, begun = Pooled.fill, iter(range(1000))
+
+    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
+        if next(begun) == fails:
+            raise Boom("while copying")
+        plain(self, frame, i, slot, spec)
+
+    monkeypatch.setattr(Pooled, "fill", fill)
+    source = Listed(name="s", frames=pictures(30, 64, 32))
+    staging = {"strategy": "pooled", "fillers": 2, "slots": 9}
+    pipeline = Pipeline([source], [Rgb()], [Noting(looks=True)], device="cpu", threads=1, staging=staging)
+    with pytest.raises(Boom, match="while copying"), pipeline:
+        within(LIMIT_S, pipeline.run)
+    balance(pipeline.report)
+
+
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
 @pytest.mark.parametrize("strategy", ["pooled", "per_frame", "pageable"])
 def test_copy_threads_copy_pictures_of_a_batch_side_by_side(monkeypatch, device, strategy):
     """The last batch is partial, and a thread has more than one."""
