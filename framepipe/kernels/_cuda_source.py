@@ -42,7 +42,6 @@ SOURCE = np.dtype(
         ("bu", "u4"),
         ("offsets", "i4", 3),
         ("factors", "u4", (5, 2)),
-        ("bases", "i4", 3),
     ],
     align=True,
 )
@@ -52,11 +51,9 @@ SOURCE = np.dtype(
 lead to the next; for chroma, whose planes may be smaller, it is the plane's first sample. ``luma`` is that of the luma
 plane. ``take`` is which of 8 bytes are U's and which V's: a word of each, or samples by turns. ``turn`` takes (x, y) of
 the upright picture to x (the first three) and y of the lying one, whose size is given; ``turned`` is 0 where they are
-the same. Terms are kept above
-``shift - 5`` bits (``mask``); ``offsets`` of the sums are moved up by as much. ``shift`` is 16 for samples of a byte,
-for whose sake all numbers are multiplied by some power of two. ``factors`` and ``bases`` are those of such samples, in
-256ths of 32nds of a code: what luma, V, U, V and U are multiplied by for red, green (where chroma's are negative) and
-blue, in the lower and in the upper half of a word, and what is added.
+the same. Terms are kept above ``shift - 5`` bits (``mask``); ``offsets`` of the sums are moved up by as much.
+``factors`` are what luma, V, U, V and U are multiplied by for red, green (where chroma's are negative) and blue, in the
+lower and in the upper half of a word; only of samples of a byte.
 """
 
 TARGET = np.dtype(
@@ -152,18 +149,15 @@ def _turn(spec: FrameSpec) -> tuple[int, int, int, int, int, int]:
 
 def _colour(source: Struct, spec: FrameSpec) -> None:
     k, down = coefficients(spec), spec.format.bits + spec.format.shift
-    up = 16 - FRACTION - down if spec.format.itemsize == 1 else 0  # codes are the upper halves of 32-bit words
-    down += up
     source["shift"] = down + FRACTION
     source["mask"] = (0xFFFFFFFF << down) & 0xFFFFFFFF
     for name in ("y", "rv", "gu", "gv", "bu"):
-        source[name] = getattr(k, name) << up
+        source[name] = getattr(k, name)
     green, blue = (k.g0, k.b0) if spec.format.model == "yuv" else (k.r0, k.r0)
     source["offsets"] = [value << down for value in (k.r0, green, blue)]
     if spec.format.itemsize == 1 and spec.format.model == "yuv":
         terms = (k.y, k.rv, -k.gu & 0xFFFF, -k.gv & 0xFFFF, k.bu)
         source["factors"] = [(term, term << 16) for term in terms]
-        source["bases"] = (k.r0 << 8, (k.g0 << 8) + 255, k.b0 << 8)
 
 
 def _are_codes(source: Struct, spec: FrameSpec) -> bool:

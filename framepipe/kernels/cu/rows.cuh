@@ -252,10 +252,10 @@ __device__ __forceinline__ PairChroma pair_chroma_of(const Source& s, const Load
     }
     int sums[3][PAIRS];
     for (int i = 0; i < PAIRS; i++) {
-        sums[0][i] = times(vs, i, s.factors[1], s.bases[0]);
-        // Each of these terms is rounded up, being negative: of the first no fraction may be left.
-        sums[1][i] = times(vs, i, s.factors[3], times(us, i, s.factors[2], s.bases[1]) | 255);
-        sums[2][i] = times(us, i, s.factors[4], s.bases[2]);
+        sums[0][i] = times(vs, i, s.factors[1], s.offsets[0]);
+        // Being negative, each of these terms is rounded up: by 255 before its fraction is dropped.
+        sums[1][i] = times(vs, i, s.factors[3], times(us, i, s.factors[2], s.offsets[1] + 255) | 255);
+        sums[2][i] = times(us, i, s.factors[4], s.offsets[2]);
     }
     PairChroma to;
     for (int j = 0; j < 4; j++)
