@@ -57,8 +57,8 @@ class _Job:
 class Fillers:
     """What the threads that fill share.
 
-    ``threads`` are to be started. ``waited_s`` is how long the one that takes waited for decoded frames, ``replans`` how
-    often memory had to be made anew because the input grew.
+    ``threads`` are to be started. ``waited_s`` is how long the one that takes waited for decoded frames, ``replans``
+    how often memory had to be made anew because the input grew.
     """
 
     def __init__(
