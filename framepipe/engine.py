@@ -212,6 +212,7 @@ class Engine:
     def _drop_the_rest(self) -> None:
         """Enter what was taken and came no further."""
         self.fillers.close()
+        self.fillers.drop()
         if self.fillers.held is not None:
             count(self.fillers.held[2], "dropped", "stopped")
             self.fillers.held = None

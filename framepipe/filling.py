@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from framepipe import budget
@@ -111,7 +111,6 @@ class Fillers:
             with self._taking:
                 self._running -= 1
                 if not self._running:
-                    self._copy_all()  # what one that failed left, if any
                     self.close()
                     self.ring.shutdown(drain=True)
 
@@ -166,6 +165,18 @@ class Fillers:
             with self._counting:
                 batch.closed = True
                 self._finish(batch)
+
+    def drop(self) -> None:
+        """After every thread has ended: let go of batches of which pictures were taken that nobody copies any more."""
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                return
+            if job is not None:
+                with self._counting:
+                    job.batch.missing -= len(job.frames)
+                    self._finish(job.batch)
 
     def _at_end(self) -> bool:
         """Lock held: nothing more comes, or nobody wants it."""

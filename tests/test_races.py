@@ -281,9 +281,9 @@ def test_stop_and_close_from_another_thread_while_everything_is_being_opened(act
     assert sink.closed == 1
 
 
-@pytest.mark.parametrize("failing", range(6))
+@pytest.mark.parametrize("failing", range(7))
 def test_the_system_has_no_thread_left(monkeypatch, failing):
-    """Sink thread, two decode workers, two fillers and the runner: whichever cannot be started, all ends well."""
+    """Sink, two decoders, one that takes, two fillers, runner: whichever thread cannot be started, all ends well."""
     plain, started = threading.Thread.start, []
 
     def start(thread: threading.Thread) -> None:
@@ -302,6 +302,7 @@ def test_the_system_has_no_thread_left(monkeypatch, failing):
     within(10, pipeline.close)
     assert started[failing] == "failed" and sink.closed == 1 and not ours()
     assert pipeline.report.exit == "failed" and not getattr(caught.value, "__notes__", None)
+    balance(pipeline.report)
 
 
 def test_an_interrupt_while_the_first_thread_starts(monkeypatch):
