@@ -80,20 +80,27 @@ def test_a_run_takes_what_was_planned(name, strategy, batch, depth, host):
     make, reads = PIPELINES[name]
     staging = {"strategy": strategy, "batch": batch, "depth": depth, "batch_timeout_s": 10}
     plan = planned(make(), [Hold(reads, host)], staging=staging, threads=1)
-    sink = Hold(reads, host)
-    pipeline = Pipeline([source()], make(), [sink], device="simulated", staging=staging, threads=1)
     most = device_bytes(plan)
-    sink.until = lambda: pipeline._engine.runner.in_flight.qsize() > depth  # every batch that may be
-    memory = pipeline.run().memory
-    assert memory["pinned_bytes"] == sum(need.nbytes for need in plan.needs if need.kind == "pinned")
-    assert memory["pinned_bytes_taken"] == plan.nbytes("pinned")
-    assert memory["pinned_allocations"] == sum(need.blocks or 0 for need in plan.needs if need.kind == "pinned")
-    owners = {row["owner"]: row["peak_bytes"] for row in memory["pins"]}
-    assert owners == {need.owner: need.nbytes for need in plan.needs if need.kind == "pinned"}
-    for tier in ("hot", "cold"):
-        assert memory["tiers"][tier]["peak_bytes"] == sum(need.nbytes for need in plan.needs if need.tier == tier)
-    assert memory["pageable_bytes"] == plan.nbytes("pageable")
-    assert 0.95 * most <= memory["device_bytes_peak"] <= most
+    for _ in range(4):
+        sink = Hold(reads, host)
+        pipeline = Pipeline([source()], make(), [sink], device="simulated", staging=staging, threads=1)
+        sink.until = lambda: pipeline._engine.runner.in_flight.qsize() > depth  # noqa: B023, every batch that may be
+        memory = pipeline.run().memory
+        assert memory["pinned_bytes"] == sum(need.nbytes for need in plan.needs if need.kind == "pinned")
+        assert memory["pinned_bytes_taken"] == plan.nbytes("pinned")
+        assert memory["pinned_allocations"] == sum(need.blocks or 0 for need in plan.needs if need.kind == "pinned")
+        owners = {row["owner"]: row["peak_bytes"] for row in memory["pins"]}
+        assert owners == {need.owner: need.nbytes for need in plan.needs if need.kind == "pinned"}
+        for tier in ("hot", "cold"):
+            assert memory["tiers"][tier]["peak_bytes"] == sum(need.nbytes for need in plan.needs if need.tier == tier)
+        assert memory["pageable_bytes"] == plan.nbytes("pageable")
+        assert memory["device_bytes_peak"] <= most
+        # What is read back goes once it has run, and here work runs when somebody waits for it: one of 400 runs, in
+        # which threads took very short turns, had a batch less at a time.
+        if memory["device_bytes_peak"] >= 0.95 * most:
+            break
+    else:
+        pytest.fail(f"{memory['device_bytes_peak']} of {most} bytes")
     assert pipeline.report.staging["slots"] == plan.staging["slots"]
 
 
