@@ -49,28 +49,39 @@ __device__ __forceinline__ int average(const Place& p, u64 sum)
     return (int)divided(sum + p.total / 2, p.total, p.total_magic);
 }
 
+// A pixel of each of COUNT rows, if there are as many as `count`; channels are in the order in which they are stored.
+template <int COUNT>
+__device__ __forceinline__ void put_pixels(u8* to, const Target& t, int count, const int (&codes)[COUNT][3])
+{
+    if (t.kind == UINT8) {
+        for (int i = 0; i < COUNT && i < count; i++)
+            for (int c = 0; c < 3; c++)
+                to[i * t.row + c * t.channel] = (u8)codes[i][c];
+        return;
+    }
+    float values[COUNT][3];
+    for (int i = 0; i < COUNT; i++)
+        for (int c = 0; c < 3; c++)
+            values[i][c] = __fadd_rn(__fmul_rn((float)codes[i][c], t.factor[c]), t.offset[c]);  // never fused
+    if (t.kind == FLOAT32) {
+        for (int i = 0; i < COUNT && i < count; i++)
+            for (int c = 0; c < 3; c++)
+                *(float*)(to + i * t.row + c * t.channel) = values[i][c];
+        return;
+    }
+    for (int i = 0; i < COUNT && i < count; i++)
+        for (int c = 0; c < 3; c++) {
+            u16 bits;
+            asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(values[i][c]));
+            *(u16*)(to + i * t.row + c * t.channel) = bits;
+        }
+}
+
 __device__ __forceinline__ void put_pixel(u8* to, const Target& t, const Three& rgb)
 {
     const int red = rgb.values[0], blue = rgb.values[2];
-    const int codes[3] = {t.swap ? blue : red, rgb.values[1], t.swap ? red : blue};
-    if (t.kind == UINT8) {
-        for (int c = 0; c < 3; c++)
-            to[c * t.channel] = (u8)codes[c];
-        return;
-    }
-    float values[3];
-    for (int c = 0; c < 3; c++)
-        values[c] = __fadd_rn(__fmul_rn((float)codes[c], t.factor[c]), t.offset[c]);  // never fused
-    if (t.kind == FLOAT32) {
-        for (int c = 0; c < 3; c++)
-            *(float*)(to + c * t.channel) = values[c];
-        return;
-    }
-    for (int c = 0; c < 3; c++) {
-        u16 bits;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(values[c]));
-        *(u16*)(to + c * t.channel) = bits;
-    }
+    const int codes[1][3] = {{t.swap ? blue : red, rgb.values[1], t.swap ? red : blue}};
+    put_pixels(to, t, 1, codes);
 }
 
 __device__ __forceinline__ bool is_border(const Place& p, int x, int y)

@@ -312,34 +312,6 @@ __device__ __forceinline__ void border(u8* out, const Target& t, const Place& p,
     }
 }
 
-// A pixel a lane of each of COUNT rows, of channels in the order in which they are stored.
-template <int COUNT>
-__device__ __forceinline__ void put_pixels(u8* to, const Target& t, int count, const int (&codes)[COUNT][3])
-{
-    if (t.kind == UINT8) {
-        for (int i = 0; i < COUNT && i < count; i++)
-            for (int c = 0; c < 3; c++)
-                to[i * t.row + c * t.channel] = (u8)codes[i][c];
-        return;
-    }
-    float values[COUNT][3];
-    for (int i = 0; i < COUNT; i++)
-        for (int c = 0; c < 3; c++)
-            values[i][c] = __fadd_rn(__fmul_rn((float)codes[i][c], t.factor[c]), t.offset[c]);  // never fused
-    if (t.kind == FLOAT32) {
-        for (int i = 0; i < COUNT && i < count; i++)
-            for (int c = 0; c < 3; c++)
-                *(float*)(to + i * t.row + c * t.channel) = values[i][c];
-        return;
-    }
-    for (int i = 0; i < COUNT && i < count; i++)
-        for (int c = 0; c < 3; c++) {
-            u16 bits;
-            asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(values[i][c]));
-            *(u16*)(to + i * t.row + c * t.channel) = bits;
-        }
-}
-
 // One warp sums `columns` pixels of `count` rows across and stores them.
 template <Width WIDTH>
 __device__ __forceinline__ void put_rows(
