@@ -83,7 +83,7 @@ class Fillers:
         """A frame that was taken and has no place yet."""
         self.latest_chain: Callable[[], Chain | None] = lambda: None
         self._fail = fail
-        self._fill = tracer.wrap("framepipe.fill", stager.fill_all)
+        self._fill = tracer.wrap("framepipe.fill", stager.fill)
         self._taking = threading.Lock()  # guards held, _batch, _planned, _running, the order of slots and pool.take
         self._counting = threading.Lock()  # guards _started, missing, closed and stamp of every batch; taken last
         self._batch: _Forming | None = None
@@ -251,7 +251,8 @@ class Fillers:
             # Asked first: waiting lets go of the interpreter lock even for what is long done.
             if slot.fence is not None and not slot.fence.done():
                 slot.fence.synchronize()
-            self._fill(job.frames, job.at, slot, batch.spec)
+            for i, frame in enumerate(job.frames, job.at):
+                self._fill(frame, i, slot, batch.spec)
         except BaseException as error:
             locate(error, batch.items[job.at :], self.latest_chain())  # a fence tells what stages did
             self._fail(error)  # before the commit: it ends the ring, so that nobody takes an unfilled slot

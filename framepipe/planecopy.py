@@ -7,10 +7,7 @@ not one a plane: ``av_image_copy`` (libavutil/imgutils.h).
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Callable, Sequence
 from functools import cache
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -25,7 +22,7 @@ _SMALL = 1 << 18
 """Bytes of a picture that is copied with the interpreter lock held: the copy takes less than getting it back."""
 
 LARGE = 1 << 20
-"""Bytes from which on several threads copy together: to wake one takes as long as copying 300 kB."""
+"""Bytes from which on several threads copy a picture: to wake one takes as long as copying 300 kB."""
 
 
 class PlaneCopy:
@@ -49,10 +46,10 @@ class PlaneCopy:
         else:
             self._copy, self._format = None, -1
 
-    def put(self, i: int, frame: Any, together: CopyThreads | None = None) -> None:
+    def put(self, i: int, frame: Any, slices: SliceCopies | None = None) -> None:
         """Copy the planes of ``frame``, an `av.VideoFrame` of this spec, to picture ``i``.
 
-        Where ``together`` is given its threads copy a large picture.
+        Where ``slices`` are given their threads copy a large picture.
         """
         planes = frame.planes
         sizes = tuple([plane.line_size for plane in planes])
@@ -64,7 +61,8 @@ class PlaneCopy:
                 np.copyto(view[i], plane_view(plane, layout, self.spec))
             return
         to, source = self._to[i], _Pointers(*[plane.buffer_ptr for plane in planes])
-        slices = None if together is None or self.spec.nbytes < LARGE else together.slices
+        if self.spec.nbytes < LARGE:
+            slices = None
         if slices is not None and slices.copy(self.spec, to, self._pitches, source, lines):
             return
         self._copy(to, self._pitches, source, lines, self._format, self.spec.width, self.spec.height)
@@ -76,68 +74,6 @@ class PlaneCopy:
             return False
         itemsize = self.spec.format.itemsize
         return all(size >= plane.row_samples * itemsize for size, plane in zip(sizes, layouts, strict=True))
-
-
-class CopyThreads:
-    """Threads that copy side by side with whoever asks for it; ``count`` with that one.
-
-    `run` has them do any parts; ``slices`` are threads of FFmpeg's that copy one picture. Either are made when they are
-    first asked for something.
-    """
-
-    def __init__(self, count: int, name: str = "framepipe-copy") -> None:
-        self.count = count
-        self.slices = SliceCopies(count)
-        self._name = name
-        self._jobs: SimpleQueue[tuple[Callable[[], None], SimpleQueue[BaseException | None]] | None] = SimpleQueue()
-        self._starting = threading.Lock()  # guards that threads are started once
-        self._threads: list[threading.Thread] = []
-
-    def _start(self) -> None:
-        with self._starting:
-            for number in range(len(self._threads), self.count - 1):
-                thread = threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True)
-                thread.start()  # where the system has no thread left, those that there are end with the run
-                self._threads.append(thread)
-
-    def run(self, parts: Sequence[Callable[[], None]]) -> None:
-        """Do every part and return when all are done. Any thread; raises the first error of one.
-
-        Raises RuntimeError where the system has no thread left.
-        """
-        if len(self._threads) < self.count - 1:
-            self._start()
-        done: SimpleQueue[BaseException | None] = SimpleQueue()
-        for part in parts[1:]:
-            self._jobs.put((part, done))
-        error: BaseException | None = None
-        try:
-            parts[0]()
-        except BaseException as own:
-            error = own
-        for _ in parts[1:]:  # memory that they write to may not be given back before
-            error = done.get() or error
-        if error is not None:
-            raise error
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            part, done = job
-            error: BaseException | None = None
-            try:
-                part()
-            except BaseException as failed:
-                error = failed
-            done.put(error)
-            del job, part, done  # a thread that waits keeps nobody's memory
-        self._jobs.put(None)
-
-    def close(self) -> None:
-        """End the threads; nobody asks for anything any more. Idempotent."""
-        self.slices.close()
-        self._jobs.put(None)
-        for thread in self._threads:
-            thread.join()
 
 
 @cache

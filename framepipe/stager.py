@@ -27,9 +27,8 @@ class StagingOptions:
     ``batch`` pictures each, ``depth`` how many batches may be in flight on the device. A batch that has waited
     ``batch_timeout_s`` seconds goes on partial. ``fillers`` threads copy planes into slots; with ``auto`` the decoding
     threads do where there are several sources, each a picture behind one that it decoded, and one filler sees to what
-    is left; one source has a filler for every six of its decoding threads. ``copy_threads`` copy together what a thread
-    that fills has: pictures of a batch that are there side by side, a large one alone in slices. ``measure`` takes the
-    time of every copy, allocation and release, for the report.
+    is left; one source has a filler for every six of its decoding threads. ``copy_threads`` copy each large picture
+    together, in slices. ``measure`` takes the time of every copy, allocation and release, for the report.
     """
 
     strategy: str = "auto"
@@ -140,11 +139,6 @@ class Stager(Component):
         Several threads may do so with different pictures of a slot at the same time.
         """
         raise NotImplementedError
-
-    def fill_all(self, frames: Sequence[av.VideoFrame], first: int, slot: Slot, spec: FrameSpec) -> None:
-        """`fill` pictures ``first`` and those behind it."""
-        for i, frame in enumerate(frames, first):
-            self.fill(frame, i, slot, spec)
 
     def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
         """On the runner: enqueue the copy of ``slot`` to half ``half`` on ``stream``; record ``copied`` behind it.

@@ -16,10 +16,9 @@ from framepipe import decode, parts
 from framepipe.decode import DecodePool
 from framepipe.feed import Feed, Shape, Unit
 from framepipe.pipeline import Pipeline
-from framepipe.planecopy import PlaneCopy
 from framepipe.ring import Ring
+from framepipe.slicecopy import SliceCopies
 from framepipe.stages.rgb import Rgb
-from framepipe.staging import _copying
 from framepipe.staging.pooled import Pooled
 from framepipe.testing import FrameList, pattern_frames
 
@@ -488,35 +487,18 @@ def test_sources_that_hold_as_little_are_served_in_turn():
     pool.join()
 
 
-def copying() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("framepipe-copy")]
-
-
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
-def test_copy_threads_begin_with_the_first_pictures_and_end_with_the_run(device):
-    seen: list[int] = []
-    source = FrameList(name="large", frames=pattern_frames(6, 1280, 1024))
-    staging = {"strategy": "pooled", "copy_threads": 3, "fillers": 2, "batch": 3}
-    with Pipeline(
-        [source], [], [lambda frame: seen.append(len(copying()))], device=device, staging=staging
-    ) as pipeline:
-        pipeline.run()
-    assert seen == [2] * 6 and not copying()
-
-
-def test_a_strategy_that_fails_to_open_leaves_no_copy_threads(monkeypatch):
-    plain = Pooled.open
-
-    def fail(self: Any, *given: Any) -> None:
-        plain(self, *given)
-        raise Boom("opening")
-
-    monkeypatch.setattr(Pooled, "open", fail)
-    source = FrameList(name="large", frames=pattern_frames(1, 1280, 1024))
-    with Pipeline([source], device="cpu", staging={"strategy": "pooled", "copy_threads": 3}) as pipeline:
-        with pytest.raises(Boom):
-            pipeline.run()
-    assert not copying()
+@pytest.mark.parametrize("strategy", ["pooled", "per_frame", "pageable"])
+def test_copy_threads_copy_large_pictures_and_end_with_the_run(monkeypatch, device, strategy):
+    plain, end, sliced, ended = SliceCopies.copy, SliceCopies.close, [], []
+    monkeypatch.setattr(SliceCopies, "copy", lambda *given: sliced.append(plain(*given)) or sliced[-1])
+    monkeypatch.setattr(SliceCopies, "close", lambda self: ended.append(end(self)))
+    sink = Noting(looks=True)
+    source = FrameList(name="s", frames=pattern_frames(7, 1280, 1024))
+    staging = {"strategy": strategy, "copy_threads": 3, "fillers": 2, "batch": 3}
+    with Pipeline([source], [Rgb()], [sink], device=device, staging=staging) as pipeline:
+        assert within(LIMIT_S, pipeline.run).frames["delivered"] == 7
+    assert sliced == [True] * 7 and ended
 
 
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
@@ -554,49 +536,6 @@ def test_a_copy_that_fails_leaves_no_picture_of_other_fillers_out_of_the_books(m
     with pytest.raises(Boom, match="while copying"), pipeline:
         within(LIMIT_S, pipeline.run)
     balance(pipeline.report)
-
-
-@pytest.mark.parametrize("device", ["cpu", "simulated"])
-@pytest.mark.parametrize("strategy", ["pooled", "per_frame", "pageable"])
-def test_copy_threads_copy_pictures_of_a_batch_side_by_side(monkeypatch, device, strategy):
-    """The last batch is partial, and a thread has more than one."""
-    monkeypatch.setattr(_copying, "LARGE", 0)
-    plain, copied = PlaneCopy.put, []
-    monkeypatch.setattr(
-        PlaneCopy, "put", lambda *arguments: (copied.append(threading.current_thread().name), plain(*arguments))
-    )
-    sink = Noting(looks=True)
-    staging = {"strategy": strategy, "batch": 7, "copy_threads": 3, "fillers": 1, "batch_timeout_s": 100.0}
-    source = Listed(name="s", frames=pictures(38, 64, 32))
-    with Pipeline([source], [Rgb()], [sink], device=device, threads=1, staging=staging) as pipeline:
-        assert within(LIMIT_S, pipeline.run).frames["delivered"] == 38
-    assert seen(sink) == [("s", index) for index in range(38)]
-    assert len(copied) == 38 and any("copy" in name for name in copied)
-
-
-def test_small_pictures_of_a_batch_wake_no_copy_threads():
-    seen: list[int] = []
-    source = Listed(name="s", frames=pictures(8, 64, 32))
-    staging = {"strategy": "pooled", "batch": 4, "copy_threads": 2}
-    with Pipeline([source], [], [lambda frame: seen.append(len(copying()))], device="cpu", staging=staging) as pipeline:
-        within(LIMIT_S, pipeline.run)
-    assert seen == [0] * 8
-
-
-def test_a_strategy_that_fills_in_its_own_way_does_so_with_copy_threads_too(monkeypatch):
-    monkeypatch.setattr(_copying, "LARGE", 0)
-    plain, told = Pooled.fill, []
-
-    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
-        plain(self, frame, i, slot, spec)
-        told.append((slot.ticket, i))
-
-    monkeypatch.setattr(Pooled, "fill", fill)
-    staging = {"strategy": "pooled", "batch": 4, "copy_threads": 2, "fillers": 1, "batch_timeout_s": 100.0}
-    source = Listed(name="s", frames=pictures(8, 64, 32))
-    with Pipeline([source], [], ["discard"], device="cpu", staging=staging) as pipeline:
-        within(LIMIT_S, pipeline.run)
-    assert told == [(ticket, i) for ticket in range(2) for i in range(4)]
 
 
 @pytest.mark.parametrize(

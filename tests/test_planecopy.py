@@ -269,33 +269,3 @@ def test_a_picture_that_lies_upside_down_in_memory_comes_upright(library, name):
     assert [plane.tobytes() for plane in frame_planes(turned, spec)] == wanted
     room, _ = put_all([turned], spec)
     assert [view[0].tobytes() for view in room.views] == wanted
-
-
-def test_copy_threads_raise_what_a_part_raises_once_all_are_done():
-    threads = planecopy.CopyThreads(3)
-    done = []
-
-    def fail() -> None:
-        raise ValueError("a strip")
-
-    with pytest.raises(ValueError, match="a strip"):
-        threads.run([lambda: done.append(1), fail, lambda: done.append(2)])
-    assert sorted(done) == [1, 2]
-    threads.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("framepipe-copy")]
-
-
-def test_copy_threads_that_cannot_all_be_started_leave_none(monkeypatch):
-    plain = threading.Thread.start
-
-    def start(self: threading.Thread) -> None:
-        if self.name == "framepipe-copy-2":
-            raise RuntimeError("can't start new thread")
-        plain(self)
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    threads = planecopy.CopyThreads(5)
-    with pytest.raises(RuntimeError, match="new thread"):
-        threads.run([lambda: None] * 5)
-    threads.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("framepipe-copy")]

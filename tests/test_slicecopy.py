@@ -14,7 +14,7 @@ from test_planecopy import FORMATS, POISON, filled
 
 from framepipe import ffmpeg, planecopy, slicecopy
 from framepipe.frame import FrameSpec, frame_planes
-from framepipe.planecopy import CopyThreads, PlaneCopy
+from framepipe.planecopy import PlaneCopy
 from framepipe.slicecopy import SliceCopies, SliceCopy, threads_for
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads of a process are counted on Linux")
@@ -54,7 +54,7 @@ def put(frame: Any, count: int) -> PlaneCopy:
     """Copy a picture with ``count`` threads."""
     spec = FrameSpec.of(frame)
     memory = np.full((1, spec.nbytes), POISON, np.uint8)
-    room, threads = PlaneCopy(memory, spec), CopyThreads(count)
+    room, threads = PlaneCopy(memory, spec), SliceCopies(count)
     room.put(0, frame, threads)
     threads.close()
     return room
@@ -158,7 +158,7 @@ def test_the_threads_end_with_it():
 @linux
 @pytest.mark.usefixtures("large")
 def test_threads_of_sizes_that_are_gone_end():
-    threads = CopyThreads(2)
+    threads = SliceCopies(2)
     before = system_threads()
     for width in range(128, 128 * 21, 128):
         frame = filled(width, 48, "yuv420p", 1)
@@ -174,7 +174,7 @@ def test_several_threads_copy_at_the_same_time():
     frames = [filled(256, 240, "yuv420p", number) for number in range(24)]
     spec = FrameSpec.of(frames[0])
     memory = np.zeros((len(frames), spec.nbytes), np.uint8)
-    room, threads = PlaneCopy(memory, spec), CopyThreads(3)
+    room, threads = PlaneCopy(memory, spec), SliceCopies(3)
 
     def work(first: int) -> None:
         for i in range(first, len(frames), 4):

@@ -59,15 +59,17 @@ _CHROMA = ((1, 1), (1, 0), (0, 0))
 _KINDS: tuple[Rows, ...] = (*((size, *shifts) for size in (1, 2) for shifts in _CHROMA), "images")
 _ENOUGH_BLOCKS = 2048  # of 8 warps, to keep the largest GPUs busy; more than these go on with a second tile, and so on
 _MOST_ROUNDS = 4
-# Blocks of resample.cu that a large GPU has room for at a time: 3 and 4 on each of 132 multiprocessors.
-_PLACES = {"area": 396, "bilinear": 528}
+_MULTIPROCESSORS = 132  # of a large GPU
+_PLACES = {"area": 5, "bilinear": 8}  # blocks of resample.cu that one of them has room for at a time
+_ALONE = 0.2  # of the time that all these take, what one would still take if it did nothing: waiting
 _MOST_TALL = 32  # rows that a warp goes down
 _BEGINNING = 450  # instructions before a warp begins with its rows, about
 _FEWEST_WARPS = 512  # below, a pixel's rows are better shared by lanes
 _MOST_ACROSS = 64  # source columns of an output column
 _MOST_SKIPPED = 8  # columns that bilinear converts for each that it makes
 _MOST_COLUMNS = 512
-_ROW_BYTES = 8 * (32 * 12 + 16)  # ROW_BYTES of resample.cu, of 8 warps
+_WARPS = 4  # of a block of resample.cu
+_ROW_BYTES = _WARPS * (32 * 12 + 16)  # ROW_BYTES of these
 _SHARED_BYTES = 48 << 10  # what a launch may ask for without more ado
 
 
@@ -169,10 +171,10 @@ def resample(
     tiling["half"], tiling["magic"], tiling["shift"] = total // 2 * times, times, shift
     size, tall = (int(written["width"]), int(written["height"])), int(tiling["rows"])
     tiling["beside"] = 0 if part[2:] == size else size[1] - part[3] if part[2] == size[0] else size[1]
-    tiles = int(tiling["across"]) * blocks(part[3], 8 * tall)
+    tiles = int(tiling["across"]) * blocks(part[3], _WARPS * tall)
     job["tiling"] = tiling
     name = f"{method}_{'fine' if fine else 'narrow' if narrow else 'wide'}"
-    return launch(_resamples[rows], name, (tiles, 1, n), job, shared)
+    return Launch(_resamples[rows], name, (tiles, 1, n), (32, _WARPS, 1), by_value(job), shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ def _axis(method: Method, n: int, m: int) -> _Axis:
 def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int, places: int) -> tuple[Struct, int] | None:
     """The cheapest way to divide the work, and the bytes of shared memory that it takes."""
     words = int(((across.count + 1 + 3) // 4 if narrow else across.count).max())
-    sums = 8 * 3 * 256 * 4  # narrow ones take half of it, and are those of two rows
+    sums = _WARPS * 3 * 256 * 4  # narrow ones take half of it, and are those of two rows
     found = []
     for columns in _divisions(across, x):
         if sums + _ROW_BYTES + 128 * blocks(columns, 32) * (1 + words) <= _SHARED_BYTES:
@@ -230,16 +232,20 @@ def _cost(columns: int, together: int, n: int, width: int, down: _Axis, adding: 
     """What a division of the work costs, and for how many rows a warp does so.
 
     In instructions of a warp, about, times the rounds that the device needs for all blocks: ``adding`` are those that
-    make 32 pixels, ``places`` blocks there is room for at a time. Rows are a multiple of those that are made
-    ``together``. Columns of whole lines of memory are better where all else is equal.
+    make 32 pixels of each of the rows that are made ``together``, ``places`` the blocks that a multiprocessor has room
+    for. The last round is the shorter the fewer blocks a multiprocessor has left. Columns of whole lines of memory, and
+    then fewer blocks, are better where all else is equal.
     """
-    work = 60 + 100 * float(down.count.mean()) + blocks(columns, 32) * adding
+    work = 60 + 100 * float(down.count.mean())
 
     def cost(tall: int) -> float:
-        tiles = blocks(width, columns) * blocks(len(down.first), 8 * tall)
-        return blocks(n * tiles, places) * (work * tall + _BEGINNING) * (1 + columns % 32 / 1000)
+        tiles = n * blocks(width, columns) * blocks(len(down.first), _WARPS * tall)
+        rounds, left = divmod(blocks(tiles, _MULTIPROCESSORS), places)
+        time = rounds + (_ALONE + (1 - _ALONE) * left / places if left else 0)
+        added = together * blocks(tall, together) * blocks(columns, 32) * adding
+        return time * (work * tall + added + _BEGINNING) * (1 + 0.01 * (columns % 32 > 0)) + tiles * 1e-6
 
-    return min((cost(tall), tall) for tall in range(together, _MOST_TALL + 1, together))
+    return min((cost(tall), tall) for tall in (1, *range(together, _MOST_TALL + 1, together)))
 
 
 def _divisions(across: _Axis, x: int) -> Iterator[int]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +9,8 @@ import numpy as np
 from framepipe.device.base import Event, Stream
 from framepipe.errors import DeviceMemoryError
 from framepipe.frame import FrameSpec, Planes
-from framepipe.planecopy import LARGE, CopyThreads, PlaneCopy
+from framepipe.planecopy import PlaneCopy
+from framepipe.slicecopy import SliceCopies
 from framepipe.stager import HostMemory, Stager
 
 if TYPE_CHECKING:
@@ -57,8 +55,7 @@ class CopyingStager(Stager):
     def open(self, device: Device, slots: int, batch: int, depth: int) -> None:
         super().open(device, slots, batch, depth)
         self.shares_memory = device.host_shared
-        self.together: CopyThreads | None = None  # begun with the first picture: opening may still fail
-        self._beginning = threading.Lock()  # guards making it
+        self.slices = SliceCopies(self.copy_threads) if self.copy_threads > 1 else None
         self.halves: list[Any] = [None] * depth
         self.half_nbytes = 0
         self.targets: dict[tuple[int, int, int], Any] = {}
@@ -80,42 +77,19 @@ class CopyingStager(Stager):
         """Before a thread fills: see to the slot's memory. Any number of threads for one slot at the same time."""
 
     def fill(self, frame: Any, i: int, slot: Slot, spec: FrameSpec) -> None:
-        room = self._room(slot, spec, i, 1)
+        room = self._room(slot, spec, i)
         with self.timed("copy"):
-            room.put(i, frame, self._copiers())
+            room.put(i, frame, self.slices)
 
-    def fill_all(self, frames: Sequence[Any], first: int, slot: Slot, spec: FrameSpec) -> None:
-        alone = type(self).fill is not CopyingStager.fill  # a strategy that fills in its own way does so one by one
-        alone = alone or len(frames) < self.copy_threads or len(frames) * spec.nbytes < LARGE
-        copiers = None if alone else self._copiers()
-        if copiers is None:
-            super().fill_all(frames, first, slot, spec)
-            return
-        # A thread copies whole pictures one after the other: it is woken once for all of them.
-        room, apart = self._room(slot, spec, first, len(frames)), min(copiers.count, len(frames))
-        copiers.run([partial(self._put, room, frames[k::apart], first + k, apart) for k in range(apart)])
-
-    def _room(self, slot: Slot, spec: FrameSpec, first: int, n: int) -> PlaneCopy:
-        """Where ``n`` pictures go from ``first`` on."""
+    def _room(self, slot: Slot, spec: FrameSpec, i: int) -> PlaneCopy:
+        """Where picture ``i`` goes."""
         self.ready(slot, spec)
         assert slot.memory is not None
-        for i in range(first, first + n):
-            self.device.host_access(slot.memory[i], write=True)
+        self.device.host_access(slot.memory[i], write=True)
         room: PlaneCopy | None = slot.rooms.get(spec)
         if room is None:
             room = slot.rooms[spec] = PlaneCopy(slot.memory, spec)
         return room
-
-    def _copiers(self) -> CopyThreads | None:
-        if self.copy_threads > 1 and self.together is None:
-            with self._beginning:
-                self.together = self.together or CopyThreads(self.copy_threads)
-        return self.together
-
-    def _put(self, room: PlaneCopy, frames: Sequence[Any], first: int, apart: int) -> None:
-        for number, frame in enumerate(frames):
-            with self.timed("copy"):
-                room.put(first + number * apart, frame)
 
     def plan_device(self, spec: FrameSpec) -> None:
         """Make the halves large enough; nothing is in flight."""
@@ -154,8 +128,8 @@ class CopyingStager(Stager):
         return Planes(spec, n, slab=target)
 
     def close(self) -> None:
-        if self.together is not None:
-            self.together.close()
+        if self.slices is not None:
+            self.slices.close()
         self.targets.clear()
         for half in self.halves:
             if half is not None:

@@ -9,6 +9,7 @@
 // channel, then rows of pixels (ROW_BYTES a warp), then where each column's taps begin, then their weights; the warps of a
 // block make rows of the same columns.
 
+const int WARPS = 4;  // of a block
 const int ROW_BYTES = WARP * 12 + 16;
 
 extern __shared__ uint4 dynamic[];
@@ -141,63 +142,43 @@ struct Down<AREA, WIDTH> {
         cursor.load(s, true, y + 1 < bottom, coming);
     }
 
-    // What comes next, once `coming` is used. (A load that is made in any case, beside its last use, would be scheduled
-    // before it, go to other registers and be waited for at once, to be moved.)
-    __device__ __forceinline__ void load_below(const Source& s)
+    // Row y, from what was loaded; what comes next is loaded once that is used.
+    __device__ __forceinline__ void convert(const Source& s)
     {
-        const int below = y + ROWS - 1;
+        if (y % ROWS == 0) {
+            now = coming;
+            chroma = pair_chroma_of(s, now);
+        }
+        pairs_of<WIDTH == FINE>(s, now, chroma, 0, pairs);
+        now.skip_row();
+        y++;
+        const int below = (y + ROWS - 1) & ~(ROWS - 1);
         if (y % ROWS == 1 % ROWS && below < bottom) {
             cursor.go_down(s);
             cursor.load(s, true, below + 1 < bottom, coming);
         }
     }
 
-    __device__ __forceinline__ void go_on(const Source& s, const Place& p)
-    {
-        if (y % ROWS == 0) {
-            now = coming;
-            chroma = pair_chroma_of(s, now);
-        } else {
-            now.skip_row();
-        }
-        y++;
-        pairs_of<WIDTH == FINE>(s, now, chroma, 0, pairs);
-        const u32 skipped = min(before, p.pixel[1]);
-        before -= skipped;
-        rest = p.pixel[1] - skipped;
-        load_below(s);
-    }
-
-    // The next two rows, where these are of one output row.
-    __device__ __forceinline__ void add_both(const Source& s, const Place& p, Sums<WIDTH>& sums)
-    {
-        now = coming;
-        chroma = pair_chroma_of(s, now);
-        pairs_of<WIDTH == FINE>(s, now, chroma, 0, pairs);
-        sums.add(pairs, p.pixel[1]);
-        y++;
-        load_below(s);
-        now.skip_row();
-        pairs_of<WIDTH == FINE>(s, now, chroma, 0, pairs);
-        sums.add(pairs, p.pixel[1]);
-        y++;
-    }
-
     __device__ __forceinline__ Sums<WIDTH> next(const Source& s, const Place& p, const Tiling& tiling, int d)
     {
         Sums<WIDTH> sums = {};
         for (u32 missing = p.step[1]; missing;) {
+            const bool both = ROWS == 2 && rest == 0 && y % ROWS == 0 && missing >= 2 * p.pixel[1] && before == 0;
             if (rest == 0) {
-                if (ROWS == 2 && y % ROWS == 0 && missing >= 2 * p.pixel[1] && before == 0) {
-                    add_both(s, p, sums);
-                    missing -= 2 * p.pixel[1];
-                    continue;
-                }
-                go_on(s, p);
+                convert(s);
+                const u32 skipped = min(before, p.pixel[1]);
+                before -= skipped;
+                rest = p.pixel[1] - skipped;
             }
             const u32 weight = min(rest, missing);
             sums.add(pairs, weight);
             missing -= weight, rest -= weight;
+            if (both) {  // the second of two rows that are of one output row
+                pairs_of<WIDTH == FINE>(s, now, chroma, 0, pairs);
+                y++;
+                sums.add(pairs, p.pixel[1]);
+                missing -= p.pixel[1];
+            }
         }
         return sums;
     }
@@ -211,7 +192,7 @@ __device__ __forceinline__ void make_taps(const Place& p, const Tiling& tiling, 
 {
     const bool PAIRED = WIDTH != WIDE;
     const int thread = threadIdx.y * WARP + threadIdx.x, count = min(tiling.columns, p.target[2] - left);
-    for (int i = thread; 4 * i < tiling.pitch; i += 8 * WARP) {
+    for (int i = thread; 4 * i < tiling.pitch; i += WARPS * WARP) {
         const Tap h = inside_tap<METHOD>(p, tiling, 0, left + min(i, count - 1));
         const int from = p.source[0] + h.first - x0, odd = PAIRED ? from & 1 : 0;
         shared<int>(tiling.begins + 4 * i) = (from - odd) * (PAIRED ? 2 : 4);
@@ -356,14 +337,14 @@ __device__ __forceinline__ void resample(
     const int sums = warp * TOGETHER * 3 * CHANNEL, pixels = tiling.pixels + warp * ROW_BYTES;
     in += blockIdx.z * s.picture;
     out += blockIdx.z * t.picture;
-    const int left = tile % tiling.across * tiling.columns, top = (tile / tiling.across * 8 + warp) * tiling.rows;
+    const int left = tile % tiling.across * tiling.columns, top = (tile / tiling.across * WARPS + warp) * tiling.rows;
     const int columns = min(tiling.columns, p.target[2] - left), rows = min(tiling.rows, p.target[3] - top);
     const Tap begin = inside_tap<METHOD>(p, tiling, 0, left);
     const Tap last = inside_tap<METHOD>(p, tiling, 0, left + columns - 1);
     const int x0 = (p.source[0] + begin.first) & ~7;
     const int end = p.source[0] + last.first + touched_inside<METHOD>(p, 0, last);
     // Warps fill the border at different times, so that memory stores it while others compute.
-    const int number = tile * 8 + warp, when = number % max(1, min(tiling.rows, rows)) & ~(TOGETHER - 1);
+    const int number = tile * WARPS + warp, when = number % max(1, min(tiling.rows, rows)) & ~(TOGETHER - 1);
     const bool busy = x0 + lane * 8 < end && rows > 0;
     Down<METHOD, WIDTH> down(  // before the taps: it waits for memory
         in, s, p, tiling, busy ? x0 + lane * 8 : x0, min(top, p.target[3] - 1), min(top + max(rows, 1), p.target[3]));
@@ -372,7 +353,7 @@ __device__ __forceinline__ void resample(
     u8* to = out + (p.target[1] + top) * t.row + (i64)(p.target[0] + left) * t.column;
     for (int k = 0; k < rows || k == 0; k += TOGETHER, to += TOGETHER * t.row) {
         if (k == when)
-            for (int y = number; y < tiling.beside; y += gridDim.x * 8)
+            for (int y = number; y < tiling.beside; y += gridDim.x * WARPS)
                 border(out, t, p, y, &shared<u8>(pixels));
         const int count = min(rows - k, TOGETHER);
 #pragma unroll 1
@@ -387,16 +368,16 @@ __device__ __forceinline__ void resample(
 }
 
 #define KERNEL(NAME, METHOD, WIDTH, BLOCKS)                                                                \
-    extern "C" __global__ void __launch_bounds__(256, BLOCKS) NAME(const u8* in, u8* out, TiledJob job)    \
+    extern "C" __global__ void __launch_bounds__(WARPS * WARP, BLOCKS) NAME(const u8* in, u8* out, TiledJob job)    \
     {                                                                                                      \
         resample<METHOD, WIDTH>(in, out, job.source, job.target, job.place, job.tiling);                   \
     }
 
 // As many blocks at a time as bring most: by AREA the rows on their way want the registers (_PLACES in _cuda_rows.py).
-KERNEL(area_narrow, AREA, NARROW, 3)
-KERNEL(area_wide, AREA, WIDE, 3)
-KERNEL(bilinear_narrow, BILINEAR, NARROW, 4)
-KERNEL(bilinear_wide, BILINEAR, WIDE, 4)
+KERNEL(area_narrow, AREA, NARROW, 5)
+KERNEL(area_wide, AREA, WIDE, 5)
+KERNEL(bilinear_narrow, BILINEAR, NARROW, 8)
+KERNEL(bilinear_wide, BILINEAR, WIDE, 8)
 #ifdef BYTES
-KERNEL(area_fine, AREA, FINE, 3)
+KERNEL(area_fine, AREA, FINE, 5)
 #endif

@@ -103,7 +103,7 @@ const int PAIRS = 8 >> CHROMA_W_SHIFT, ROWS = 1 << CHROMA_H_SHIFT;
 const int LUMA_WORDS = 2 * sizeof(SAMPLE), CHROMA_WORDS = PAIRS * sizeof(SAMPLE) / 4;
 
 struct Loaded {
-    u32 luma[ROWS][LUMA_WORDS], chroma[2 * CHROMA_WORDS];
+    u32 luma[ROWS][LUMA_WORDS], chroma[2 * CHROMA_WORDS];  // U and V, or as they stand by turns
 
     // Makes the second row the first.
     __device__ __forceinline__ void skip_row()
@@ -128,7 +128,7 @@ __device__ __forceinline__ int unpacked(const u32 (&words)[WORDS], int i)
 }
 
 // Where rows are loaded from, going down ROWS at a time; y is that of the first. `beside` is from U to V where samples of
-// one kind stand together, and else from one word to the next.
+// one kind stand together, and else to the second half of both.
 struct Cursor {
     const u8 *luma, *chroma;
     int beside;
@@ -139,22 +139,18 @@ struct Cursor {
         const int first = s.origin[1] + (planes ? 0 : min(v, 0));
         luma = in + (s.luma + y * s.luma_pitch + x * (int)sizeof(SAMPLE));
         chroma = in + (first + (y >> CHROMA_H_SHIFT) * s.chroma_pitch + (x >> CHROMA_W_SHIFT) * s.chroma_step);
-        beside = planes ? v : 4;
+        beside = planes ? v : 4 * CHROMA_WORDS;
     }
 
     __device__ __forceinline__ void load(const Source& s, bool first, bool second, Loaded& to) const
     {
         for (int r = 0; r < ROWS; r++)
             load_words(luma + ((r ? second : ROWS > 1 && !first) ? s.luma_pitch : 0), to.luma[r]);
-        u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
-        if (CHROMA_WORDS == 1 || s.chroma_step == sizeof(SAMPLE)) {
-            load_words(chroma, us);
-            load_words(chroma + beside, vs);
-            for (int i = 0; i < CHROMA_WORDS; i++)
-                to.chroma[2 * i] = us[i], to.chroma[2 * i + 1] = vs[i];
-        } else {  // U and V by turns, or V and U
-            load_words(chroma, to.chroma);
-        }
+        u32 first_words[CHROMA_WORDS], last_words[CHROMA_WORDS];
+        load_words(chroma, first_words);
+        load_words(chroma + beside, last_words);
+        for (int i = 0; i < CHROMA_WORDS; i++)
+            to.chroma[i] = first_words[i], to.chroma[CHROMA_WORDS + i] = last_words[i];
     }
 
     __device__ __forceinline__ void go_down(const Source& s)
@@ -163,13 +159,23 @@ struct Cursor {
     }
 };
 
+// U and V apart. (Not as soon as they are loaded: that would wait for them.)
+__device__ __forceinline__ void take_apart(
+    const Source& s, const Loaded& from, u32 (&us)[CHROMA_WORDS], u32 (&vs)[CHROMA_WORDS])
+{
+    const bool planes = CHROMA_WORDS == 1 || s.chroma_step == sizeof(SAMPLE);
+    for (int i = 0; i < CHROMA_WORDS; i++) {
+        const u32 first = planes ? from.chroma[i] : from.chroma[2 * i];
+        const u32 second = planes ? from.chroma[CHROMA_WORDS + i] : from.chroma[2 * i + 1];
+        us[i] = __byte_perm(first, second, s.take[0]);
+        vs[i] = __byte_perm(first, second, s.take[1]);
+    }
+}
+
 __device__ __forceinline__ Chroma chroma_of(const Source& s, const Loaded& from)
 {
     u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
-    for (int i = 0; i < CHROMA_WORDS; i++) {
-        us[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], s.take[0]);
-        vs[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], s.take[1]);
-    }
+    take_apart(s, from, us, vs);
     Chroma to;
     for (int p = 0; p < PAIRS; p++)
         chroma(s, unpacked(us, p), unpacked(vs, p), to.sums[p]);
@@ -246,10 +252,7 @@ __device__ __forceinline__ u32 two_terms(int a, int b) { return __byte_perm(a, b
 __device__ __forceinline__ PairChroma pair_chroma_of(const Source& s, const Loaded& from)
 {
     u32 us[CHROMA_WORDS], vs[CHROMA_WORDS];
-    for (int i = 0; i < CHROMA_WORDS; i++) {
-        us[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], s.take[0]);
-        vs[i] = __byte_perm(from.chroma[2 * i], from.chroma[2 * i + 1], s.take[1]);
-    }
+    take_apart(s, from, us, vs);
     int sums[3][PAIRS];
     for (int i = 0; i < PAIRS; i++) {
         sums[0][i] = times(vs, i, s.factors[1], s.offsets[0]);
