@@ -84,14 +84,15 @@ struct Sums {
     }
 };
 
-// Sums down 8 columns from x on, for output rows from `first` to before `end` one after the other.
+// Sums down 8 columns from x on, of those of the warp from x0 to before x1, for output rows from `first` to before `end`
+// one after the other.
 template <Method METHOD, Width WIDTH>
 struct Down {
     const u8* in;
     int x;
 
     __device__ __forceinline__ Down(
-        const u8* in, const Source& s, const Place& p, const Tiling& tiling, int x, int first, int end)
+        const u8* in, const Source& s, const Place& p, const Tiling& tiling, int x0, int x1, int x, int first, int end)
         : in(in), x(x)
     {
     }
@@ -121,65 +122,73 @@ struct Down {
 
 // By AREA an interval begins where the last one ended, so each source row is converted once: `pairs` are those of the
 // row above y, of which `rest` units are not summed yet. Intervals are one source pixel long or longer; `before` are
-// units above the first.
+// units above the first. While rows are used the next ones are loaded, and those below these fetched.
 template <Width WIDTH>
 struct Down<AREA, WIDTH> {
     Cursor cursor;
+    Ahead ahead;
     Loaded now, coming;
     PairChroma chroma;
     u32 pairs[12], rest, before;
     int y, bottom;
 
     __device__ __forceinline__ Down(
-        const u8* in, const Source& s, const Place& p, const Tiling& tiling, int x, int first, int end)
-        : cursor(in, s, x, (p.source[1] + tap<AREA>(p, 1, first).first) & ~(ROWS - 1)), rest(0)
+        const u8* in, const Source& s, const Place& p, const Tiling& tiling, int x0, int x1, int x, int first, int end)
+        : cursor(in, s, x, top_of(p, first)), ahead(in, s, x0, x1, top_of(p, first), threadIdx.x), rest(0)
     {
         const Tap top = tap<AREA>(p, 1, first), last = tap<AREA>(p, 1, end - 1);
-        const int above = (p.source[1] + top.first) & (ROWS - 1);
-        before = top.part + above * p.pixel[1];
-        y = p.source[1] + top.first - above;
+        y = top_of(p, first);
+        before = top.part + (p.source[1] + top.first - y) * p.pixel[1];
         bottom = p.source[1] + last.first + touched(p, 1, last);
         cursor.load(s, true, y + 1 < bottom, coming);
+        if (y + 2 * ROWS <= bottom)
+            ahead.fetch_below();
+    }
+
+    // Where reading begins for output row `first`.
+    static __device__ __forceinline__ int top_of(const Place& p, int first)
+    {
+        return (p.source[1] + tap<AREA>(p, 1, first).first) & ~(ROWS - 1);
     }
 
     // Row y, from what was loaded; what comes next is loaded once that is used.
     __device__ __forceinline__ void convert(const Source& s)
     {
-        if (y % ROWS == 0) {
+        const bool first = y % ROWS == 0;
+        if (first) {
             now = coming;
             chroma = pair_chroma_of(s, now);
         }
         pairs_of<WIDTH == FINE>(s, now, chroma, 0, pairs);
         now.skip_row();
-        y++;
-        const int below = (y + ROWS - 1) & ~(ROWS - 1);
-        if (y % ROWS == 1 % ROWS && below < bottom) {
+        if (first && y + ROWS < bottom) {
             cursor.go_down(s);
-            cursor.load(s, true, below + 1 < bottom, coming);
+            cursor.load(s, true, y + ROWS + 1 < bottom, coming);
+            if (y + 3 * ROWS <= bottom)
+                ahead.fetch_below();
         }
+        y++;
     }
 
     __device__ __forceinline__ Sums<WIDTH> next(const Source& s, const Place& p, const Tiling& tiling, int d)
     {
-        Sums<WIDTH> sums = {};
-        for (u32 missing = p.step[1]; missing;) {
-            const bool both = ROWS == 2 && rest == 0 && y % ROWS == 0 && missing >= 2 * p.pixel[1] && before == 0;
-            if (rest == 0) {
-                convert(s);
-                const u32 skipped = min(before, p.pixel[1]);
-                before -= skipped;
-                rest = p.pixel[1] - skipped;
-            }
-            const u32 weight = min(rest, missing);
-            sums.add(pairs, weight);
-            missing -= weight, rest -= weight;
-            if (both) {  // the second of two rows that are of one output row
-                pairs_of<WIDTH == FINE>(s, now, chroma, 0, pairs);
-                y++;
-                sums.add(pairs, p.pixel[1]);
-                missing -= p.pixel[1];
-            }
-        }
+        Sums<WIDTH> sums;
+        bool above;
+        do {
+            sums = {};
+            above = before != 0;
+            u32 missing = above ? before : p.step[1];
+            before = 0;
+            do {
+                if (rest == 0) {
+                    convert(s);
+                    rest = p.pixel[1];
+                }
+                const u32 weight = min(rest, missing);
+                sums.add(pairs, weight);
+                missing -= weight, rest -= weight;
+            } while (missing);
+        } while (above);
         return sums;
     }
 };
@@ -347,7 +356,8 @@ __device__ __forceinline__ void resample(
     const int number = tile * WARPS + warp, when = number % max(1, min(tiling.rows, rows)) & ~(TOGETHER - 1);
     const bool busy = x0 + lane * 8 < end && rows > 0;
     Down<METHOD, WIDTH> down(  // before the taps: it waits for memory
-        in, s, p, tiling, busy ? x0 + lane * 8 : x0, min(top, p.target[3] - 1), min(top + max(rows, 1), p.target[3]));
+        in, s, p, tiling, x0, end, busy ? x0 + lane * 8 : x0, min(top, p.target[3] - 1),
+        min(top + max(rows, 1), p.target[3]));
     make_taps<METHOD, WIDTH>(p, tiling, left, x0);
     __syncthreads();
     u8* to = out + (p.target[1] + top) * t.row + (i64)(p.target[0] + left) * t.column;

@@ -24,6 +24,9 @@ __device__ __forceinline__ void load_words(const u8* from, u32 (&words)[WORDS])
     }
 }
 
+// Has a sector of memory on its way to the L2 cache.
+__device__ __forceinline__ void fetch(const u8* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 #ifdef IMAGES
 
 const int ROWS = 1;
@@ -53,6 +56,21 @@ struct Cursor {
     }
 
     __device__ __forceinline__ void go_down(const Source& s) { at += s.down; }
+};
+
+// Where a lane fetches from, going down ROWS at a time: a warp has what its cursors will load from x to before `end` in
+// the L2 cache before, a sector by each lane. (That takes no registers until it comes, as loading would.)
+struct Ahead {
+    const u8* at;
+    int down;
+
+    __device__ __forceinline__ Ahead(const u8* in, const Source& s, int x, int end, int y, int lane)
+    {
+        at = Cursor(in, s, x, y).at + (lane * 32 < (end - x) * 3 ? lane * 32 : 0);
+        down = s.down;
+    }
+
+    __device__ __forceinline__ void fetch_below() { fetch(at += down); }
 };
 
 __device__ __forceinline__ Chroma chroma_of(const Source& s, const Loaded& from) { return {}; }
@@ -157,6 +175,32 @@ struct Cursor {
     {
         luma += ROWS * s.luma_pitch, chroma += s.chroma_pitch;
     }
+};
+
+// Where a lane fetches from, going down ROWS at a time: a warp has what its cursors will load from x to before `end` in
+// the L2 cache before, 32 samples by each lane. (That takes no registers until it comes, as loading would.)
+struct Ahead {
+    const u8* at;
+    int down;
+
+    __device__ __forceinline__ Ahead(const u8* in, const Source& s, int x, int end, int y, int lane)
+    {
+        const int BYTES_EACH = 32 * sizeof(SAMPLE), LUMA = 8 * ROWS, CHROMA = 8 >> CHROMA_W_SHIFT;
+        const bool planes = s.chroma_step == sizeof(SAMPLE);
+        const Cursor first(in, s, x, y);
+        if (lane < LUMA) {
+            const int part = x + lane % 8 * 32 < end ? lane % 8 : 0;
+            at = first.luma + lane / 8 * s.luma_pitch + part * BYTES_EACH;
+            down = ROWS * s.luma_pitch;
+        } else {
+            const int k = lane - LUMA, part = planes ? k % CHROMA : k;
+            const bool used = k < 2 * CHROMA && x + (part * (planes ? 32 : 16) << CHROMA_W_SHIFT) < end;
+            at = first.chroma + (used ? (planes ? k / CHROMA * first.beside : 0) + part * BYTES_EACH : 0);
+            down = s.chroma_pitch;
+        }
+    }
+
+    __device__ __forceinline__ void fetch_below() { fetch(at += down); }
 };
 
 // U and V apart. (Not as soon as they are loaded: that would wait for them.)
