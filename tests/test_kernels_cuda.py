@@ -182,7 +182,13 @@ def test_tiles_fit_what_a_block_has(method):
             tile = spans[left : left + columns]
             assert tile[-1][1] - (tile[0][0] & ~7) <= 256
         count = max(end - begin for begin, end in spans)
-        assert int(tiling["taps"]) == (-(-(count + 1) // 4) if narrow else count)
+        taps = int(tiling["taps"])
+        assert taps == (-(-(count + 1) // 4) if narrow else count)
+        read = max(
+            (begin - (spans[i - i % columns][0] & ~7) & (~1 if narrow else ~0)) + taps * (4 if narrow else 1)
+            for i, (begin, _) in enumerate(spans)
+        )
+        assert (read - 256) * (2 if narrow else 4) <= _cuda_rows._BEYOND, "a warp reads another's sums"
         assert found.grid[0] == -(-m_x // columns) * -(-m_y // (_cuda_rows._WARPS * rows))
         step_x, step_y = place["step"].tolist()
         if narrow:

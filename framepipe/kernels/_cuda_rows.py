@@ -43,7 +43,7 @@ TILING = np.dtype(
 )
 """How resample.cu divides the work.
 
-A warp makes ``rows`` rows of ``columns`` output columns, from 256 source columns at most; the 8 warps of a block make
+A warp makes ``rows`` rows of ``columns`` output columns, from 256 source columns at most; the 4 warps of a block make
 rows below each other, and ``across`` blocks side by side make the part. ``beside`` rows have a border. The weights of a
 column take ``taps`` words; those of bilinear are in units of ``2**bits / 2048``, across and down. ``begins``,
 ``weights`` and ``pixels`` are where these stand in shared memory, behind the sums; words of a column's weights are
@@ -62,7 +62,7 @@ _MOST_ROUNDS = 4
 _MULTIPROCESSORS = 132  # of a large GPU
 _PLACES = {"area": 5, "bilinear": 8}  # blocks of resample.cu that one of them has room for at a time
 _ALONE = 0.2  # of the time that all these take, what one would still take if it did nothing: waiting
-_MOST_TALL = 32  # rows that a warp goes down
+_MOST_TALL = {"area": 32, "bilinear": 8}  # rows that a warp goes down: by area it has some of the next ones' work done
 _BEGINNING = 450  # instructions before a warp begins with its rows, about
 _FEWEST_WARPS = 512  # below, a pixel's rows are better shared by lanes
 _MOST_ACROSS = 64  # source columns of an output column
@@ -70,6 +70,7 @@ _MOST_SKIPPED = 8  # columns that bilinear converts for each that it makes
 _MOST_COLUMNS = 512
 _WARPS = 4  # of a block of resample.cu
 _ROW_BYTES = _WARPS * (32 * 12 + 16)  # ROW_BYTES of these
+_BEYOND = 16  # bytes behind a warp's sums, so that words of which not all weigh do not read those of the next warp
 _SHARED_BYTES = 48 << 10  # what a launch may ask for without more ado
 
 
@@ -151,7 +152,7 @@ def resample(
     if 255 * total + total // 2 >= 1 << 31 or rect[2] >= most * part[2]:
         return None
     narrow = 255 * down.step < 1 << 16 and across.heaviest < 256
-    found = _tiling(across, down, rect[0], narrow, n, _PLACES[method])
+    found = _tiling(across, down, rect[0], narrow, n, method)
     if found is None:
         return None
     tiling, shared = found
@@ -206,15 +207,15 @@ def _axis(method: Method, n: int, m: int) -> _Axis:
     return _Axis(index[:, 0], 1 + (right > 0), 2048 // unit, 2048 // unit, unit.bit_length() - 1)
 
 
-def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int, places: int) -> tuple[Struct, int] | None:
+def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int, method: Method) -> tuple[Struct, int] | None:
     """The cheapest way to divide the work, and the bytes of shared memory that it takes."""
     words = int(((across.count + 1 + 3) // 4 if narrow else across.count).max())
-    sums = _WARPS * 3 * 256 * 4  # narrow ones take half of it, and are those of two rows
+    sums = _WARPS * (3 * 256 * 4 + _BEYOND)  # narrow ones take half of it, and are those of two rows
     found = []
     for columns in _divisions(across, x):
         if sums + _ROW_BYTES + 128 * blocks(columns, 32) * (1 + words) <= _SHARED_BYTES:
             adding = (50 if narrow else 70) + words * (15 if narrow else 12)
-            found.append((*_cost(columns, 1 + narrow, n, len(across.first), down, adding, places), columns))
+            found.append((*_cost(columns, 1 + narrow, n, len(across.first), down, adding, method), columns))
     if not found:
         return None
     _, tall, columns = min(found)
@@ -228,15 +229,16 @@ def _tiling(across: _Axis, down: _Axis, x: int, narrow: bool, n: int, places: in
     return tiling, sums + _ROW_BYTES + pitch * (1 + words)
 
 
-def _cost(columns: int, together: int, n: int, width: int, down: _Axis, adding: int, places: int) -> tuple[float, int]:
+def _cost(
+    columns: int, together: int, n: int, width: int, down: _Axis, adding: int, method: Method
+) -> tuple[float, int]:
     """What a division of the work costs, and for how many rows a warp does so.
 
     In instructions of a warp, about, times the rounds that the device needs for all blocks: ``adding`` are those that
-    make 32 pixels of each of the rows that are made ``together``, ``places`` the blocks that a multiprocessor has room
-    for. The last round is the shorter the fewer blocks a multiprocessor has left. Columns of whole lines of memory, and
-    then fewer blocks, are better where all else is equal.
+    make 32 pixels of each of the rows that are made ``together``. The last round is the shorter the fewer blocks a
+    multiprocessor has left. Columns of whole lines of memory, and then fewer blocks, are better where all else is equal.
     """
-    work = 60 + 100 * float(down.count.mean())
+    work, places = 60 + 100 * float(down.count.mean()), _PLACES[method]
 
     def cost(tall: int) -> float:
         tiles = n * blocks(width, columns) * blocks(len(down.first), _WARPS * tall)
@@ -245,7 +247,7 @@ def _cost(columns: int, together: int, n: int, width: int, down: _Axis, adding: 
         added = together * blocks(tall, together) * blocks(columns, 32) * adding
         return time * (work * tall + added + _BEGINNING) * (1 + 0.01 * (columns % 32 > 0)) + tiles * 1e-6
 
-    return min((cost(tall), tall) for tall in (1, *range(together, _MOST_TALL + 1, together)))
+    return min((cost(tall), tall) for tall in (1, *range(together, _MOST_TALL[method] + 1, together)))
 
 
 def _divisions(across: _Axis, x: int) -> Iterator[int]:

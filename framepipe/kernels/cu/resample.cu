@@ -48,6 +48,7 @@ struct Sums {
     static const bool PAIRED = WIDTH != WIDE;
     static const int CHANNEL = 256 * (PAIRED ? 2 : 4);  // bytes of a row of them
     static const int TOGETHER = PAIRED ? 2 : 1;         // rows that are summed across together
+    static const int ALL = 3 * 256 * 4 + 16;            // of a warp, and what words of weights 0 read beyond
 
     u32 values[PAIRED ? 12 : 24];
 
@@ -343,7 +344,7 @@ __device__ __forceinline__ void resample(
     const bool PAIRED = WIDTH != WIDE;
     const int CHANNEL = Sums<WIDTH>::CHANNEL, TOGETHER = Sums<WIDTH>::TOGETHER;
     const int warp = threadIdx.y, lane = threadIdx.x, tile = blockIdx.x;
-    const int sums = warp * TOGETHER * 3 * CHANNEL, pixels = tiling.pixels + warp * ROW_BYTES;
+    const int sums = warp * Sums<WIDTH>::ALL, pixels = tiling.pixels + warp * ROW_BYTES;
     in += blockIdx.z * s.picture;
     out += blockIdx.z * t.picture;
     const int left = tile % tiling.across * tiling.columns, top = (tile / tiling.across * WARPS + warp) * tiling.rows;
