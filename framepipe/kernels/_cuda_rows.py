@@ -236,7 +236,7 @@ def _cost(
 
     In instructions of a warp, about, times the rounds that the device needs for all blocks: ``adding`` are those that
     make 32 pixels of each of the rows that are made ``together``. The last round is the shorter the fewer blocks a
-    multiprocessor has left. Columns of whole lines of memory, and then fewer blocks, are better where all else is equal.
+    multiprocessor has left. Columns of whole lines of memory, and then fewer blocks, are better where all is equal.
     """
     work, places = 60 + 100 * float(down.count.mean()), _PLACES[method]
 
