@@ -354,6 +354,7 @@ def main() -> None:
     parser.add_argument("--loop", type=int, default=10)
     parser.add_argument("--files", type=int, default=16)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--beside", nargs="*", default=[], help="words: of what one file is compared with")
     parser.add_argument("--out")
     options = parser.parse_args()
     clip, n, loop = options.clip, options.pairs, options.loop
@@ -371,6 +372,9 @@ def main() -> None:
         }
         if importlib.util.find_spec("cv2") is None or importlib.util.find_spec("torch") is None:
             del contenders["OpenCV, torch"]
+        for name in list(contenders):
+            if options.beside and not any(word in name for word in options.beside):
+                del contenders[name]
         batches = {
             f"batch {batch}": lambda b=batch: ours(clip, loop, [Rgb()], staging={"batch": b}) for batch in (1, 4)
         }
