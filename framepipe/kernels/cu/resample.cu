@@ -152,7 +152,8 @@ struct Down<AREA, WIDTH> {
         return (p.source[1] + tap<AREA>(p, 1, first).first) & ~(ROWS - 1);
     }
 
-    // Row y, from what was loaded; what comes next is loaded once that is used.
+    // Row y, from what was loaded; what comes next is loaded once that is used. (In one place: two would load to different
+    // registers, which are then moved, and to move them is to wait for them.)
     __device__ __forceinline__ void convert(const Source& s)
     {
         const bool first = y % ROWS == 0;
