@@ -18,10 +18,11 @@ from framepipe.staging.per_frame import PerFrame
 class CupyPool(PerFrame):
     """What ``cupyx.empty_pinned`` gives, taken for every batch and handed back to CuPy's pool after its copy.
 
-    The pool makes it nearly as fast as `pooled` (3145-3283 frames/s of 1080p against 3409-3496 in one thread, measured
-    on one H200), and rounds sizes up to powers of two: the 3.1 MB of a 1080p picture take 4 MiB, and
-    ``memory.pinned_bytes_taken`` of the report shows it beside ``pinned_bytes``. ``pinned_allocations`` counts what was
-    asked of the pool. The pool is the process's and keeps what it has after the run.
+    The pool makes it nearly as fast as `pooled` in a bare loop (3145-3283 frames/s of 1080p against 3409-3496 in one
+    thread); in a pipeline `framepipe bench` found 1873 to 2276 against 3047 to 3181. Measured on H200s. It rounds sizes
+    up to powers of two: the 3.1 MB of a 1080p picture take 4 MiB, and ``memory.pinned_bytes_taken`` of the report shows
+    it beside ``pinned_bytes``. ``pinned_allocations`` counts what was asked of the pool. The pool is the process's and
+    keeps what it has after the run.
     """
 
     @classmethod

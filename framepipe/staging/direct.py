@@ -25,9 +25,11 @@ class Direct(CopyingStager):
     """No copy of ours. On the CPU, where it is the default, stages read the decoder's memory and it costs nothing.
 
     On a GPU every plane is uploaded straight from the decoder's pageable memory: the driver copies it through a
-    buffer of its own, and the runner waits for that. On one thread this beats a ring (11748, 4872 and 1212
-    frames/s of 720p, 1080p and 2160p, against 8611, 3951 and 965 with `pooled`, measured on one H200); it cannot
-    overlap. The frames are read-only to everybody, since the decoder predicts later pictures from them.
+    buffer of its own, and the runner waits for that. In a bare loop of one thread this beats a ring (11748, 4872 and
+    1212 frames/s of 720p, 1080p and 2160p, against 8611, 3951 and 965); in a pipeline, where nothing overlaps it, it
+    does not: `framepipe bench` found 1030 to 1385 frames/s of ready 1080p and 932 to 937 of a file, against 3047 to
+    3181 and 1116 to 1468 with `pooled`. Measured on H200s. The frames are read-only to everybody, since the decoder
+    predicts later pictures from them.
     """
 
     holds_frames = True

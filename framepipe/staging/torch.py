@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 class Torch(CopyingStager):
     """PyTorch's ``pin_memory()`` of the decoder's planes, then a copy to the device that does not block.
 
-    Leaner than what is usually written: the planes are tensors without a copy, and where the decoder's rows are as
-    long as those on the device they go straight there. ``pin_memory`` copies with many threads: 8456-14033 frames/s of
-    1080p from one thread, against 3409-3496 with `pooled` copying in one (measured on one H200, ready frames). Beside a
-    decoder those threads fight for the same processors. Sizes are rounded up to powers of two, and the pool is the
-    process's and keeps what it has: ``memory.pinned_bytes_taken`` of the report is how much it grew in the run,
-    ``pinned_allocations`` how often it was asked.
+    Leaner than what is usually written: the planes are tensors without a copy, and where the decoder's rows are as long
+    as those on the device they go straight there. ``pin_memory`` copies with many threads: 8456-14033 frames/s of 1080p
+    in a bare loop of one thread, against 3409-3496 with `pooled` copying in one (ready frames). In a pipeline they
+    fight for the processors with a decoder, and with those of every other filler: `framepipe bench` found 1012 to 1237
+    of ready frames, against 3047 to 3181 with `pooled`. Measured on H200s. Sizes are rounded up to powers of two, and
+    the pool is the process's and keeps what it has: ``memory.pinned_bytes_taken`` of the report is how much it grew in
+    the run, ``pinned_allocations`` how often it was asked.
     """
 
     holds = "frame"
