@@ -46,7 +46,7 @@ def bench(
     slots: Annotated[str | None, typer.Option("--slots", metavar="N,…", help="Slots of the ring, or auto.")] = None,
     fillers: Annotated[str | None, typer.Option("--fillers", metavar="N,…", help="Filling threads, or auto.")] = None,
     copy_threads: Annotated[
-        str | None, typer.Option("--copy-threads", metavar="N,…", help="Threads that copy together for a filler.")
+        str | None, typer.Option("--copy-threads", metavar="N,…", help="Threads that copy each large picture.")
     ] = None,
     device: options.DeviceName = None,
     frames: Annotated[int, typer.Option("--frames", min=2, help="Frames counted in a repeat.")] = 300,

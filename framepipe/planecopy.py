@@ -61,9 +61,8 @@ class PlaneCopy:
                 np.copyto(view[i], plane_view(plane, layout, self.spec))
             return
         to, source = self._to[i], _Pointers(*[plane.buffer_ptr for plane in planes])
-        if self.spec.nbytes < LARGE:
-            slices = None
-        if slices is not None and slices.copy(self.spec, to, self._pitches, source, lines):
+        large = self.spec.nbytes >= LARGE
+        if slices is not None and large and slices.copy(self.spec, to, self._pitches, source, lines):
             return
         self._copy(to, self._pitches, source, lines, self._format, self.spec.width, self.spec.height)
 

@@ -1,6 +1,6 @@
 """Speed on a GPU, as ratios in one run: framepipe against what people write, in alternating pairs.
 
-    python tests/benchmarks/bench_cuda.py CLIP [--pairs 5] [--loop 10] [--only NAME …] [--out FILE.json]
+    python tests/benchmarks/bench_cuda.py CLIP [--pairs 5] [--loop 10] [--only WORD …] [--beside WORD …] [--out FILE]
 
 The clip is read ``--loop`` times over. Every ratio is the median over the pairs, with the spread; above 1 framepipe is
 faster. Start-up (opening, compiling, pinning) is left out: rates are taken between the first frame and the last.
