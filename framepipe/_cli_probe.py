@@ -179,13 +179,14 @@ def _carry_out(
     from framepipe._cli_progress import Silent
     from framepipe._cli_run import Interrupt
     from framepipe.probe import children, machine, record
+    from framepipe.redact import without_folders
 
     if output.out is not None:
         record.claim(output.out, name, overwrite=output.overwrite)
     stop = threading.Event()
 
     def run(request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        return children.run(request, timeout_s, stopped=stop.is_set, hear=_hear)
+        return dict(without_folders(children.run(request, timeout_s, stopped=stop.is_set, hear=_hear)))
 
     with Interrupt(stop.set, Silent()) as interrupt:
         there = machine.examine(output.device, run)

@@ -507,6 +507,19 @@ def test_what_was_measured_is_shown_though_it_cannot_be_written(tmp_path, capsys
     assert "framepipe: error: cannot be written: [Errno 13] Permission denied: 'x.json'" in err
 
 
+def test_a_record_names_no_folder_of_the_machine(tmp_path, monkeypatch):
+    failed = {"status": "failed", "reason": f"cannot open {tmp_path / 'lib.so'}: no such file"}
+    monkeypatch.setattr(children, "run", lambda request, timeout_s, **more: failed)
+    argv = ["probe", "pinned", "--device", "cpu", "--sizes", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["framepipe", *argv])
+    assert cli.main(argv) == 1
+    found = json.loads((tmp_path / "probe-pinned.json").read_text(encoding="utf-8"))
+    assert found["provenance"]["command"].endswith(f"--sizes 1 --out …/{tmp_path.name}")
+    assert found["cells"][0]["reason"] == "cannot open …/lib.so: no such file"
+    for path in tmp_path.iterdir():
+        assert str(tmp_path.parent) not in path.read_text(encoding="utf-8")
+
+
 def test_nothing_measured_is_no_success(capsys, monkeypatch):
     failed = {"status": "failed", "reason": "the child process ended with status 1"}
     monkeypatch.setattr(children, "run", lambda request, timeout_s, **more: failed)

@@ -20,6 +20,7 @@ from typing import Any
 
 from framepipe.errors import ConfigError, OutputExistsError
 from framepipe.probe.machine import Machine
+from framepipe.redact import without_folders
 
 SCHEMA = "framepipe.probe/1"
 
@@ -33,7 +34,7 @@ def new(probe: str, machine: Machine, parameters: Mapping[str, Any], command: st
         "probe": probe,
         "complete": True,
         "notes": notes,
-        "provenance": {"command": command, "started": started, **machine.about},
+        "provenance": {"command": without_folders(command), "started": started, **machine.about},
         "parameters": dict(parameters),
         "cells": [],
     }
