@@ -40,8 +40,11 @@ def test_ranges_apart_and_medians_apart():
     assert differs([100, 101, 102], [90, 91, 92])
     assert differs([90, 91, 92], [100, 101, 102])
     assert not differs([100, 101, 102], [98, 98.5, 99]), "apart, but by less than 3 %"
-    assert differs([100, 101, 102], [98, 98.5, 99], tolerance=0.02)
+    assert differs([100, 101, 102], [97.5, 98, 98.5], tolerance=0.02)
     assert not differs([100, 110, 120], [80, 90, 101]), "the ranges overlap, and three are few"
+    assert not differs([100, 105, 110], [85, 90, 96]), "4 apart: three each come so by chance"
+    assert differs([100, 105, 110], [83, 88, 94]), "6 apart, and the wider range is 11"
+    assert not differs([100, 104], [98.5, 96, 93]), "two, too"
 
 
 def test_ranks_decide_where_there_are_enough_repeats():
@@ -95,10 +98,11 @@ def test_p_is_what_dealing_all_ways_gives(first, second):
     assert rank_sum_p(first, second) == pytest.approx(min(1.0, 2 * min(tails) / len(deals)))
 
 
-def test_noise_is_rarely_called_a_difference():
-    """Repeats of one distribution, many times over: 3 % apart and of other ranks as well is for few of them."""
+@pytest.mark.parametrize(("repeats", "deviation"), [(3, 8), (5, 2)])
+def test_noise_is_rarely_called_a_difference(repeats, deviation):
+    """Repeats of one distribution, many times over: 3 % apart and beyond its noise is for few of them."""
     rng = random.Random(3)
-    pairs = [[[rng.gauss(100, 2) for _ in range(5)] for _ in range(2)] for _ in range(400)]
+    pairs = [[[rng.gauss(100, deviation) for _ in range(repeats)] for _ in range(2)] for _ in range(1000)]
     wrong = sum(differs(first, second) for first, second in pairs)
     assert 0 < wrong < 0.03 * len(pairs)
     assert all(abs(median(a) - median(b)) > 3 * 0.9 for a, b in pairs if differs(a, b))

@@ -10,23 +10,31 @@ TOLERANCE = 0.03
 SIGNIFICANT = 0.05
 ENOUGH = 5
 """Repeats on each side from which ranks are tested; fewer can hardly reach p < 0.05."""
+APART = 0.5
+"""How far apart the ranges of fewer repeats must be, as a share of the wider one.
+
+Three and three of one normal distribution have ranges that do not overlap one time in ten, and so far apart one time in
+forty; where the means are five standard deviations apart, 19 times in 20 (drawn 400,000 times).
+"""
 
 
 def differs(first: Sequence[float], second: Sequence[float], tolerance: float = TOLERANCE) -> bool:
     """Whether two series of repeats differ by more than the noise.
 
     They do if their medians are further apart than ``tolerance`` (a share of the first median) and, besides, their
-    ranges do not overlap or, with at least `ENOUGH` repeats each, `rank_sum_p` is below `SIGNIFICANT`. One repeat a
-    side leaves the tolerance alone to decide. Nothing differs from an empty series.
+    ranges do not overlap or, with at least `ENOUGH` repeats each, `rank_sum_p` is below `SIGNIFICANT`. With fewer
+    repeats on a side there must be more between the ranges than `APART` of the wider one. One repeat a side leaves the
+    tolerance alone to decide. Nothing differs from an empty series.
     """
     if not first or not second:
         return False
     here, there = median(first), median(second)
     if abs(there - here) <= tolerance * abs(here):
         return False
-    if max(first) < min(second) or max(second) < min(first):
-        return True
-    return min(len(first), len(second)) >= ENOUGH and rank_sum_p(first, second) < SIGNIFICANT
+    between = max(min(second) - max(first), min(first) - max(second))
+    if min(len(first), len(second)) < ENOUGH:
+        return between > APART * max(max(each) - min(each) for each in (first, second))
+    return between > 0 or rank_sum_p(first, second) < SIGNIFICANT
 
 
 def rank_sum_p(first: Sequence[float], second: Sequence[float]) -> float:

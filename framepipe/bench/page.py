@@ -26,7 +26,7 @@ from framepipe.bench._reading import (
     samples,
     sweeps,
 )
-from framepipe.bench.noise import ENOUGH, SIGNIFICANT, TOLERANCE
+from framepipe.bench.noise import APART, ENOUGH, SIGNIFICANT, TOLERANCE
 from framepipe.units import format_bytes
 
 # Which reading is looked at first, where there is a choice: the process's own before everybody's.
@@ -101,8 +101,8 @@ def _top(record: Mapping[str, Any]) -> Iterator[str]:
     ]
     how = (
         f"Medians of repeats measured here. They differ where they are more than {TOLERANCE * 100:g} % apart and the "
-        f"ranges of the repeats do not overlap or, from {ENOUGH} repeats on, a rank-sum test finds p below "
-        f"{SIGNIFICANT:g}; all else is noise."
+        f"ranges of the repeats do not overlap or a rank-sum test finds p below {SIGNIFICANT:g}; with fewer than "
+        f"{ENOUGH} repeats the ranges must be apart by more than {APART:g} of the wider one. All else is noise."
     )
     if verdicts:
         yield _section("In words", how, svg.tag("div", "".join(verdicts), class_="verdicts"))
