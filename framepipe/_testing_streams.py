@@ -117,7 +117,7 @@ class _Bench:
         for thing in gc.get_objects():
             if not issubclass(type(thing), kinds):
                 continue
-            stream = self.device.using(thing)
+            stream = self.device.stream_of(thing)
             # The default streams have the handles 0, 1 and 2.
             if stream.ptr > 2 and stream.ptr != self.compute.ptr and _device_of(thing) in (-1, self.device.number):
                 with stream:

@@ -305,23 +305,35 @@ def test_a_refused_pin_falls_back_once(clip, monkeypatch):
 
 
 ELSEWHERE = r"""
-import json, sys
+import gc, json, sys
 import cupy as cp
 import pynvml
+from framepipe.device.current import current
 from framepipe.pipeline import Pipeline
 from framepipe.registry import find
 
 pynvml.nvmlInit()
 first = pynvml.nvmlDeviceGetHandleByPciBusId(cp.cuda.runtime.deviceGetPCIBusId(0))
 before = pynvml.nvmlDeviceGetMemoryInfo(first).used
-frames, places = [], set()
+with current(1):
+    user = cp.cuda.Stream(non_blocking=True)
+frames, places, kept = [], set(), []
 stages = [find("stages", "rgb")(accuracy="exact"), find("stages", "motion")(warmup=5)]
-with Pipeline([sys.argv[1]], stages, ["discard"], device="cuda:1", staging={"batch": 4}) as pipeline:
+guarded = {"device": "cuda:1", "staging": {"batch": 4}, "guard": {"interval_s": 0.05}}
+with Pipeline([sys.argv[1]], stages, ["discard"], **guarded) as pipeline:
     for frame in pipeline:
         places.add(frame.image.device.id)
         frames.append((frame.index, frame.meta["motion"], int(frame.numpy().sum())))
+        if frame.index % 2:
+            frame.release(user)  # in a thread whose current GPU is the first one
+        elif frame.index > 50:
+            kept.append(frame)
     during = pynvml.nvmlDeviceGetMemoryInfo(first).used
-json.dump({"frames": frames, "places": list(places), "grown": during - before}, sys.stdout)
+kept.clear()
+del pipeline, frame, stages
+gc.collect()
+after = pynvml.nvmlDeviceGetMemoryInfo(first).used
+json.dump({"frames": frames, "places": list(places), "grown": [during - before, after - before]}, sys.stdout)
 """
 
 
@@ -337,7 +349,7 @@ def test_everything_is_on_the_device_that_was_asked_for(clip):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["places"] == [1] and found["grown"] == 0
+    assert found["places"] == [1] and found["grown"] == [0, 0]
     with Pipeline([clip], [_stage("rgb"), _stage("motion")], ["discard"], device="cpu") as pipeline:
         wanted = [[f.index, f.meta["motion"], int(f.numpy().sum())] for f in pipeline]
     assert found["frames"] == wanted

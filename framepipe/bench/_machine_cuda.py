@@ -9,13 +9,15 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from framepipe.device.current import current
+
 _NBYTES = 256 << 20
 _TIMES = 5
 
 
 def examine(number: int) -> dict[str, Any]:
     """Name, versions, memory and measured bus of CUDA device ``number``; makes a context on it."""
-    with cp.cuda.Device(number):
+    with current(number):
         free, total = cp.cuda.runtime.memGetInfo()
         name = cp.cuda.runtime.getDeviceProperties(number)["name"]
         return {

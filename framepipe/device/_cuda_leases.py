@@ -11,7 +11,7 @@ import cupy as cp
 import numpy as np
 
 from framepipe.device._cuda_errors import CUDA_ERRORS
-from framepipe.device._current import current
+from framepipe.device.current import current
 
 if TYPE_CHECKING:
     from framepipe.device._cuda_streams import CudaStream
@@ -100,18 +100,20 @@ class Outputs:
             self._device.free_unused()
 
     def trim(self) -> None:
-        """Let go of every block that nobody holds, behind whoever used it last."""
-        for free in list(self._free.values()):
-            while free:
-                try:
-                    block = free.popleft()
-                except IndexError:  # pragma: no cover - another thread took it
-                    break
-                # The pool hands it out again without asking. Once the context is lost it hands nothing out.
-                with contextlib.suppress(*CUDA_ERRORS):
-                    for event in block.behind:
-                        event.synchronize()
-                self._device.ledger.add("device", -block.nbytes)
+        """Let go of every block that nobody holds, behind whoever used it last. Any thread."""
+        with current(self._device.number):
+            for free in list(self._free.values()):
+                while free:
+                    try:
+                        block = free.popleft()
+                    except IndexError:  # pragma: no cover - another thread took it
+                        break
+                    # The pool hands it out again without asking. Once the context is lost it hands nothing out.
+                    with contextlib.suppress(*CUDA_ERRORS):
+                        for event in block.behind:
+                            event.synchronize()
+                    block.behind = []  # which destroys them, here
+                    self._device.ledger.add("device", -block.nbytes)
 
     def close(self) -> None:
         self._closed = True

@@ -1,22 +1,34 @@
-"""Streams, events and timers of CUDA, through CuPy's. Waiting threads sleep; spinning would cost a core each."""
+"""Streams, events and timers of CUDA, through CuPy's. Waiting threads sleep; spinning would cost a core each.
+
+All of them are made with their GPU current, and destroyed so in whatever thread that happens: for a thread without a
+context the runtime makes one, on the first GPU, to destroy what belongs to another.
+"""
 
 from __future__ import annotations
+
+import sys
 
 import cupy as cp
 
 from framepipe.device._cuda_errors import explained
 from framepipe.device.base import Event, Stream, Timer
+from framepipe.device.current import current
 
 
 class CudaEvent(Event):
     """A CUDA event with blocking synchronisation and without timing."""
 
-    __slots__ = ("_event", "_recorded", "name")
+    __slots__ = ("_event", "_number", "_recorded", "name")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self._number = name, number
         self._event = cp.cuda.Event(block=True, disable_timing=True)
         self._recorded = False
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with current(self._number):
+                self._event = None
 
     @explained
     def record(self, stream: Stream) -> None:
@@ -37,8 +49,14 @@ class CudaEvent(Event):
 class CudaTimer(Timer):
     """Two timing events (resolution about half a microsecond, by CUDA's documentation)."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self._number = number
         self._first, self._last = cp.cuda.Event(), cp.cuda.Event()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with current(self._number):
+                self._first = self._last = None
 
     @explained
     def start(self, stream: Stream) -> None:
@@ -58,10 +76,15 @@ class CudaTimer(Timer):
 class CudaStream(Stream):
     """A non-blocking CUDA stream; ``raw`` is CuPy's object, ``ptr`` the handle for other libraries."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, number: int) -> None:
+        self.name, self._number = name, number
         self.raw = cp.cuda.Stream(non_blocking=True)
         self.ptr = self.raw.ptr
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with current(self._number):
+                self.raw = None
 
     @explained
     def wait(self, event: Event) -> None:

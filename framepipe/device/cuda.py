@@ -22,8 +22,8 @@ import numpy as np
 from framepipe.device._cuda_errors import CUDA_ERRORS, OUT_OF_MEMORY, explain, explained, is_refused
 from framepipe.device._cuda_leases import Lease, Outputs, Share
 from framepipe.device._cuda_streams import CudaEvent, CudaStream, CudaTimer
-from framepipe.device._current import current
 from framepipe.device.base import Device, Stream, memory_error, patiently
+from framepipe.device.current import current
 from framepipe.errors import ClosedError, DeviceError, DeviceMemoryError, DeviceUnavailableError
 from framepipe.hardware import WSL2_RING_NBYTES, is_wsl2
 
@@ -79,19 +79,19 @@ class CudaDevice(Device):
     @explained
     def stream(self, name: str) -> CudaStream:
         with self.bound():
-            stream = CudaStream(name)
+            stream = CudaStream(name, self.number)
         self._streams.append(stream)
         return stream
 
     @explained
     def event(self, name: str) -> CudaEvent:
         with self.bound():
-            return CudaEvent(name)
+            return CudaEvent(name, self.number)
 
     @explained
     def timer(self) -> CudaTimer:
         with self.bound():
-            return CudaTimer()
+            return CudaTimer(self.number)
 
     def bound(self) -> AbstractContextManager[None]:
         return current(self.number)
@@ -254,8 +254,14 @@ class CudaDevice(Device):
             host: np.ndarray = cp.asnumpy(array)
             return host
 
-    def using(self, stream: Any) -> Any:
+    @contextmanager
+    def using(self, stream: Any) -> Iterator[None]:
         """A context in which dropping memory counts as use by ``stream`` (CuPy's, ours, a raw handle or torch's)."""
+        with self.bound(), self.stream_of(stream):
+            yield
+
+    def stream_of(self, stream: Any) -> Any:
+        """CuPy's object for a stream of CuPy, of ours or of torch, or for a raw handle."""
         if isinstance(stream, CudaStream):
             return stream.raw
         if isinstance(stream, cp.cuda.Stream | cp.cuda.ExternalStream):

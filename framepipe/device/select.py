@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from framepipe.device._current import current, driver_is_there
 from framepipe.device._packages import install_line
 from framepipe.device.base import Device
+from framepipe.device.current import current, driver_is_there
 from framepipe.errors import ConfigError, DeviceUnavailableError
 from framepipe.memory_models import table
 from framepipe.registry import did_you_mean

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import cupy as cp
 
+from framepipe.device.current import current
 from framepipe.telemetry.adapter import Adapter
 from framepipe.telemetry.base import Sensor
 
@@ -25,9 +26,9 @@ class CudaMemory(Sensor):
 
     def __init__(self, adapter: Adapter) -> None:
         super().__init__()
-        self._device = cp.cuda.Device(adapter.index)
+        self._number = adapter.index
 
     def _read(self) -> Mapping[str, int | str]:
-        with self._device:
+        with current(self._number):
             free, total = cp.cuda.runtime.memGetInfo()
         return {"free": int(free), "total": int(total)}
