@@ -133,12 +133,13 @@ def test_blocks_are_waited_for_and_given_up_with_their_device_current(monkeypatc
     module = with_cupy(monkeypatch, "framepipe.device._cuda_leases")
     ledger = SimpleNamespace(add=lambda kind, nbytes: Driver.calls.append("counted"))
     outputs = module.Outputs(SimpleNamespace(number=1, ledger=ledger))
-    block = module.Block(None, 8)
+    block = module.Block("memory", 8)
     block.behind = [SimpleNamespace(synchronize=lambda: Driver.calls.append("waited"))]
     outputs._free[8] = deque([block])
     Driver.calls.clear()
     outputs.close()
-    assert Driver.calls[-4:] == ["held push", "waited", "counted", "held pop"] and block.behind == []
+    assert Driver.calls[-4:] == ["held push", "waited", "counted", "held pop"]
+    assert block.behind == [] and block.memory is None, "whoever lets go of the last frame has the block until then"
 
 
 def test_nothing_else_makes_a_gpu_current_for_a_while():

@@ -27,6 +27,14 @@ class Block:
         self.memory, self.nbytes = memory, nbytes
         self.behind: list[Any] = []
 
+    def end(self) -> None:
+        """Wait for whoever used it last, and let go of the memory and of their events, whoever else has the block."""
+        behind, self.behind = self.behind, []
+        memory, self.memory = self.memory, None
+        for event in behind:
+            event.synchronize()
+        del memory  # the pool hands it out again without asking
+
 
 class Lease:
     """Keeps a block from being used again while an array over it lives; any thread may drop the last one."""
@@ -108,11 +116,8 @@ class Outputs:
                         block = free.popleft()
                     except IndexError:  # pragma: no cover - another thread took it
                         break
-                    # The pool hands it out again without asking. Once the context is lost it hands nothing out.
-                    with contextlib.suppress(*CUDA_ERRORS):
-                        for event in block.behind:
-                            event.synchronize()
-                    block.behind = []  # which destroys them, here
+                    with contextlib.suppress(*CUDA_ERRORS):  # once the context is lost the pool hands nothing out
+                        block.end()
                     self._device.ledger.add("device", -block.nbytes)
 
     def close(self) -> None:
