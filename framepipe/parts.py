@@ -11,12 +11,12 @@ from framepipe import limits, registry
 from framepipe.budget import Setup, ring_limit
 from framepipe.container import is_url
 from framepipe.device.base import Device
-from framepipe.errors import ConfigError
+from framepipe.errors import ConfigError, SourceError
 from framepipe.feed import Feed
 from framepipe.hardware import cpus
 from framepipe.redact import HIDDEN, redact
 from framepipe.sink import Sink, SourceInfo
-from framepipe.source import Source
+from framepipe.source import Source, Unlisted
 from framepipe.stage import Stage
 from framepipe.stager import Stager, StagingOptions
 from framepipe.units import parse_bytes
@@ -152,13 +152,17 @@ def make_setup(device: Device, options: StagingOptions, threads: int, sinks: Ite
 
 
 def make_feeds(sources: Sequence[Source]) -> list[Feed]:
-    """A feed for every source, folders and patterns expanded, with names of their own."""
+    """A feed for every source, folders and patterns expanded, with names of their own; one that has none is to fail."""
     if sum(getattr(source, "uri", None) == "-" for source in sources) > 1:
         raise ConfigError("standard input (-) can be the input of one source alone")
     feeds: list[Feed] = []
     taken: set[str] = set()
     for group, source in enumerate(sources, 1):
-        expanded = source.expand()
+        try:
+            expanded = source.expand()
+        except SourceError as error:
+            uri = redact(getattr(source, "uri", "")) or source.type_name
+            expanded = [Unlisted(name=source.name or uri, uri=uri, error=error)]
         for part in expanded:
             base = part.name or _stem(part)
             name, number = base, 2

@@ -19,7 +19,7 @@ from framepipe.budget import HOST, Knob, Need, Setup
 from framepipe.chain import Chain
 from framepipe.device import select
 from framepipe.device.base import Device
-from framepipe.errors import ConfigError, DeviceError, DeviceUnavailableError, FramepipeError, SourceError
+from framepipe.errors import ConfigError, DeviceError, DeviceUnavailableError, FramepipeError
 from framepipe.feed import Feed
 from framepipe.frame import FrameSpec
 from framepipe.limits import Limit
@@ -127,7 +127,7 @@ class _Planner:
         opened: list[Callable[[], None]] = []
         try:
             self._open_stages(opened)
-            found = list(self._sources(sources))
+            found = [self._source(feed) for feed in parts.make_feeds(sources)]
         finally:
             for close in reversed(opened):
                 with suppress(Exception):
@@ -196,19 +196,6 @@ class _Planner:
                 opened.append(stage.close)
 
     # -- sources ------------------------------------------------------------------------------------------------
-
-    def _sources(self, sources: list[Source]) -> Iterator[PlannedSource]:
-        there = []
-        for source in sources:
-            try:
-                source.expand()
-            except SourceError as error:
-                uri = redact(str(getattr(source, "uri", source.type_name)))
-                yield PlannedSource(source.name or uri, uri, error=redact(str(error)))
-            else:
-                there.append(source)
-        for feed in parts.make_feeds(there):
-            yield self._source(feed)
 
     def _source(self, feed: Feed) -> PlannedSource:
         uri = redact(feed.info.uri)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from framepipe.errors import ConfigError
+from framepipe.errors import ConfigError, SourceError
 from framepipe.registry import Component
 from framepipe.units import Seconds
 
@@ -63,6 +63,17 @@ class Source(Component):
         Raises `SourceError` naming the input and what would help.
         """
         raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class Unlisted(Source):
+    """Stands for a source whose `Source.expand` failed: opened it fails alone, as a file does that is not there."""
+
+    uri: str
+    error: SourceError
+
+    def open(self, stopping: Callable[[], bool]) -> Stream:
+        raise self.error
 
 
 class Stream:

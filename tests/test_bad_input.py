@@ -117,6 +117,18 @@ def test_a_pattern_that_matches_nothing(run):
     one_line(run("films/*.mp4"), 1, "films/*.mp4", "no file matches")
 
 
+@pytest.mark.parametrize("other", ["films", "none-*.mp4", "nope.mp4"])
+def test_what_is_not_there_does_not_end_the_others(run, clip, other):
+    Path("films").mkdir()
+    told = run(other, clip, options=("--report", "report.json"))
+    assert told.code == 3
+    report = json.loads(Path("report.json").read_text(encoding="utf-8"))
+    assert [(source["status"], source["uri"]) for source in report["sources"]] == [
+        ("failed", other), ("complete", str(clip))
+    ]  # fmt: skip
+    assert other in report["sources"][0]["error"]
+
+
 def test_a_stream_that_is_not_there(run, clip):
     told = run(options=("--set", f"sources=[{{uri: '{clip.as_posix()}', stream: 7}}]"))
     one_line(told, 1, "a.mp4", "no video stream 7", "video streams are 0")
