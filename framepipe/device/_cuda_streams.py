@@ -6,11 +6,12 @@ context the runtime makes one, on the first GPU, to destroy what belongs to anot
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import cupy as cp
 
-from framepipe.device._cuda_errors import explained
+from framepipe.device._cuda_errors import CUDA_ERRORS, explained
 from framepipe.device.base import Event, Stream, Timer
 from framepipe.device.current import current
 
@@ -27,7 +28,7 @@ class CudaEvent(Event):
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            with current(self._number):
+            with contextlib.suppress(*CUDA_ERRORS), current(self._number):
                 self._event = None
 
     @explained
@@ -55,7 +56,7 @@ class CudaTimer(Timer):
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            with current(self._number):
+            with contextlib.suppress(*CUDA_ERRORS), current(self._number):
                 self._first = self._last = None
 
     @explained
@@ -83,7 +84,7 @@ class CudaStream(Stream):
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            with current(self._number):
+            with contextlib.suppress(*CUDA_ERRORS), current(self._number):
                 self.raw = None
 
     @explained
