@@ -1,7 +1,7 @@
 """Streams, events and timers of CUDA, through CuPy's. Waiting threads sleep; spinning would cost a core each.
 
 All of them are made with their GPU current, and destroyed so in whatever thread that happens: for a thread without a
-context the runtime makes one, on the first GPU, to destroy what belongs to another.
+context the runtime may make one, on the first GPU, to destroy what belongs to another.
 """
 
 from __future__ import annotations
