@@ -1,8 +1,4 @@
-"""Streams, events and timers of CUDA, through CuPy's. Waiting threads sleep; spinning would cost a core each.
-
-All of them are made with their GPU current, and destroyed so in whatever thread that happens: for a thread without a
-context the runtime may make one, on the first GPU, to destroy what belongs to another.
-"""
+"""Streams, events and timers of CUDA, through CuPy's. Waiting threads sleep; spinning would cost a core each."""
 
 from __future__ import annotations
 
@@ -16,20 +12,29 @@ from framepipe.device.base import Event, Stream, Timer
 from framepipe.device.current import current
 
 
-class CudaEvent(Event):
-    """A CUDA event with blocking synchronisation and without timing."""
+class _Owner:
+    """Has objects of CuPy's that GPU ``number`` was current for, and destroys them so, in whatever thread that happens.
 
-    __slots__ = ("_event", "_number", "_recorded", "name")
+    For a thread without a context the runtime may make one, on the first GPU, to destroy what belongs to another.
+    """
 
-    def __init__(self, name: str, number: int) -> None:
-        self.name, self._number = name, number
-        self._event = cp.cuda.Event(block=True, disable_timing=True)
-        self._recorded = False
+    def __init__(self, number: int) -> None:
+        self._number = number
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
             with contextlib.suppress(*CUDA_ERRORS), current(self._number):
-                self._event = None
+                vars(self).clear()
+
+
+class CudaEvent(_Owner, Event):
+    """A CUDA event with blocking synchronisation and without timing."""
+
+    def __init__(self, name: str, number: int) -> None:
+        super().__init__(number)
+        self.name = name
+        self._event = cp.cuda.Event(block=True, disable_timing=True)
+        self._recorded = False
 
     @explained
     def record(self, stream: Stream) -> None:
@@ -47,17 +52,12 @@ class CudaEvent(Event):
             self._event.synchronize()
 
 
-class CudaTimer(Timer):
+class CudaTimer(_Owner, Timer):
     """Two timing events (resolution about half a microsecond, by CUDA's documentation)."""
 
     def __init__(self, number: int) -> None:
-        self._number = number
+        super().__init__(number)
         self._first, self._last = cp.cuda.Event(), cp.cuda.Event()
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            with contextlib.suppress(*CUDA_ERRORS), current(self._number):
-                self._first = self._last = None
 
     @explained
     def start(self, stream: Stream) -> None:
@@ -74,18 +74,14 @@ class CudaTimer(Timer):
         return float(cp.cuda.get_elapsed_time(self._first, self._last)) / 1e3
 
 
-class CudaStream(Stream):
+class CudaStream(_Owner, Stream):
     """A non-blocking CUDA stream; ``raw`` is CuPy's object, ``ptr`` the handle for other libraries."""
 
     def __init__(self, name: str, number: int) -> None:
-        self.name, self._number = name, number
+        super().__init__(number)
+        self.name = name
         self.raw = cp.cuda.Stream(non_blocking=True)
         self.ptr = self.raw.ptr
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            with contextlib.suppress(*CUDA_ERRORS), current(self._number):
-                self.raw = None
 
     @explained
     def wait(self, event: Event) -> None:
