@@ -251,8 +251,7 @@ class Fillers:
             # Asked first: waiting lets go of the interpreter lock even for what is long done.
             if slot.fence is not None and not slot.fence.done():
                 slot.fence.synchronize()
-            for i, frame in enumerate(job.frames, job.at):
-                self._fill(frame, i, slot, batch.spec)
+            self._fill(job.frames, job.at, slot, batch.spec)
         except BaseException as error:
             locate(error, batch.items[job.at :], self.latest_chain())  # a fence tells what stages did
             self._fail(error)  # before the commit: it ends the ring, so that nobody takes an unfilled slot

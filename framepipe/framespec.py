@@ -114,6 +114,11 @@ class FrameSpec:
         return tuple(layouts)
 
     @cached_property
+    def has_gaps(self) -> bool:
+        """Whether a slot has bytes behind rows that are none of the picture's."""
+        return any(plane.pitch != plane.row_samples * self.format.itemsize for plane in self.planes)
+
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of one picture in a slot."""
         last = self.planes[-1]

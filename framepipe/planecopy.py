@@ -1,13 +1,18 @@
-"""The planes of a decoded picture into a slot: one call of FFmpeg's own copy a picture, without the interpreter lock.
+"""The planes of decoded pictures into a slot: few calls of FFmpeg's own copies, without the interpreter lock.
 
-Letting go of that lock and getting it back may take as long as a copy of half a megabyte, so a picture is one call and
-not one a plane: ``av_image_copy`` (libavutil/imgutils.h).
+Letting go of that lock and getting it back may take as long as a copy of half a megabyte, and where several threads
+copy it was a fifth of their time. So a picture is one call and not one a plane: ``av_image_copy``
+(libavutil/imgutils.h). And several pictures are one call where their rows are as long as those of the slot, without
+gaps: ``av_samples_copy`` (libavutil/samplefmt.h) copies any number of equally long blocks from anywhere to anywhere, to
+it the channels of a sound. A plane is some such blocks: those of yuv420p are 4, 1 and 1.
 """
 
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+import math
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +24,9 @@ from framepipe.slicecopy import SliceCopies
 _Pointers = ctypes.c_void_p * 4
 _Lines = ctypes.c_int * 4
 _SMALL = 1 << 18
-"""Bytes of a picture that is copied with the interpreter lock held: the copy takes less than getting it back."""
+"""Bytes that are copied with the interpreter lock held: the copy takes less than getting it back."""
+_BLOCKS = 32
+"""Of at most so many blocks is a picture that is copied together with others: their addresses are Python's work."""
 
 LARGE = 1 << 20
 """Bytes from which on several threads copy a picture: to wake one takes as long as copying 300 kB."""
@@ -36,21 +43,57 @@ class PlaneCopy:
         self.spec = spec
         self.views = spec.views(memory)
         at, apart = memory.ctypes.data, memory.strides[0]
-        self._to = [_Pointers(*(at + i * apart + plane.offset for plane in spec.planes)) for i in range(len(memory))]
-        self._pitches = _Lines(*(plane.pitch for plane in spec.planes))
+        self._pictures = [at + i * apart for i in range(len(memory))]
+        self._to = [_Pointers(*(picture + plane.offset for plane in spec.planes)) for picture in self._pictures]
+        self._own = tuple(plane.pitch for plane in spec.planes)
+        self._pitches = _Lines(*self._own)
         self._lines: dict[tuple[int, ...], Any] = {}
-        found = _library()
-        if found is not None and len(spec.planes) <= 4:
-            whole = found[0] if spec.nbytes <= _SMALL else found[1]
-            self._copy, self._format = whole, _format(spec.pix_fmt)
-        else:
-            self._copy, self._format = None, -1
+        self._library = _library() if len(spec.planes) <= 4 else None
+        self._format = _format(spec.pix_fmt) if self._library is not None else -1
+        self._nbytes, self._starts = _blocks(spec)
+        self._targets: dict[tuple[int, int], Any] = {}
 
-    def put(self, i: int, frame: Any, slices: SliceCopies | None = None) -> None:
-        """Copy the planes of ``frame``, an `av.VideoFrame` of this spec, to picture ``i``.
+    def put(self, at: int, frames: Sequence[Any], slices: SliceCopies | None = None) -> None:
+        """Copy the planes of ``frames``, `av.VideoFrame`s of this spec, to the pictures from ``at`` on.
 
-        Where ``slices`` are given their threads copy a large picture.
+        Where ``slices`` are given their threads copy large pictures, one at a time.
         """
+        sliced = slices if self.spec.nbytes >= LARGE else None
+        if sliced is None and len(frames) > 1 and self._put_together(at, frames):
+            return
+        for i, frame in enumerate(frames, at):
+            self._put(i, frame, sliced)
+
+    def _put_together(self, at: int, frames: Sequence[Any]) -> bool:
+        """Copy several pictures in one call; False where that cannot be done."""
+        if self._library is None or not self._nbytes:
+            return False
+        source: list[int] = []
+        for frame in frames:
+            planes = frame.planes
+            if tuple([plane.line_size for plane in planes]) != self._own:
+                return False
+            for plane, starts in zip(planes, self._starts, strict=True):
+                address = plane.buffer_ptr
+                source += [address + start for start in starts]
+        n, library, blocks = len(frames), self._library, _pointers(len(source))
+        to = self._targets.get((at, n))
+        if to is None:
+            to = self._targets[at, n] = blocks(*self._blocks_of(at, n))
+        copy = library.samples_held if n * self.spec.nbytes <= _SMALL else library.samples
+        copy(to, blocks(*source), 0, 0, self._nbytes, len(source), library.bytes_apart)
+        return True
+
+    def _blocks_of(self, at: int, n: int) -> list[int]:
+        """Where the blocks of ``n`` pictures from ``at`` on begin."""
+        return [
+            picture + plane.offset + start
+            for picture in self._pictures[at : at + n]
+            for plane, starts in zip(self.spec.planes, self._starts, strict=True)
+            for start in starts
+        ]
+
+    def _put(self, i: int, frame: Any, slices: SliceCopies | None) -> None:
         planes = frame.planes
         sizes = tuple([plane.line_size for plane in planes])
         lines = self._lines.get(sizes)
@@ -61,10 +104,11 @@ class PlaneCopy:
                 np.copyto(view[i], plane_view(plane, layout, self.spec))
             return
         to, source = self._to[i], _Pointers(*[plane.buffer_ptr for plane in planes])
-        large = self.spec.nbytes >= LARGE
-        if slices is not None and large and slices.copy(self.spec, to, self._pitches, source, lines):
+        if slices is not None and slices.copy(self.spec, to, self._pitches, source, lines):
             return
-        self._copy(to, self._pitches, source, lines, self._format, self.spec.width, self.spec.height)
+        assert self._library is not None  # else no lines fit
+        copy = self._library.image_held if self.spec.nbytes <= _SMALL else self._library.image
+        copy(to, self._pitches, source, lines, self._format, self.spec.width, self.spec.height)
 
     def _fits(self, sizes: tuple[int, ...]) -> bool:
         """Whether FFmpeg's planes are those of the spec, with rows as long as they must be."""
@@ -75,24 +119,54 @@ class PlaneCopy:
         return all(size >= plane.row_samples * itemsize for size, plane in zip(sizes, layouts, strict=True))
 
 
+class _Library:
+    """What is used of libavutil; ``held`` keeps the interpreter lock. Raises OSError, AttributeError."""
+
+    def __init__(self, path: str) -> None:
+        held, free = ctypes.PyDLL(path), ctypes.CDLL(path)
+        self.image_held, self.image = held.av_image_copy, free.av_image_copy
+        self.samples_held, self.samples = held.av_samples_copy, free.av_samples_copy
+        self.number_of = held.av_get_pix_fmt
+        number = ctypes.c_int
+        for copy in (self.image_held, self.image):
+            copy.restype = None
+            copy.argtypes = [_Pointers, _Lines, _Pointers, _Lines, number, number, number]
+        for copy in (self.samples_held, self.samples):
+            copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, number, number, number, number, number]
+        self.number_of.argtypes = held.av_get_sample_fmt.argtypes = [ctypes.c_char_p]
+        self.bytes_apart = held.av_get_sample_fmt(b"u8p")
+        """FFmpeg's number of sound whose channels are bytes in blocks of their own."""
+
+
 @cache
-def _library() -> tuple[Any, Any, Any] | None:
-    """``av_image_copy`` holding the interpreter lock and not, and ``av_get_pix_fmt``; None where they are not found."""
+def _library() -> _Library | None:
+    """The library that PyAV brings; None where it is not found."""
     from av.video import frame
 
-    path = ffmpeg.path_of(frame, "avutil", ("av_image_copy", "av_get_pix_fmt"))
-    if path is None:
-        return None
-    held, free = ctypes.PyDLL(path), ctypes.CDLL(path)
-    for copy in (held.av_image_copy, free.av_image_copy):
-        copy.restype = None
-        copy.argtypes = [_Pointers, _Lines, _Pointers, _Lines, ctypes.c_int, ctypes.c_int, ctypes.c_int]
-    held.av_get_pix_fmt.argtypes = [ctypes.c_char_p]
-    return held.av_image_copy, free.av_image_copy, held.av_get_pix_fmt
+    path = ffmpeg.path_of(frame, "avutil", _FUNCTIONS)
+    return None if path is None else _Library(path)
+
+
+_FUNCTIONS = ("av_image_copy", "av_samples_copy", "av_get_pix_fmt", "av_get_sample_fmt")
 
 
 @cache
 def _format(name: str) -> int:
     """FFmpeg's number of a pixel format; below 0 where there is none."""
     found = _library()
-    return int(found[2](name.encode())) if found is not None else -1
+    return int(found.number_of(name.encode())) if found is not None else -1
+
+
+@cache
+def _pointers(count: int) -> Any:
+    return ctypes.c_void_p * count
+
+
+@lru_cache(maxsize=64)
+def _blocks(spec: FrameSpec) -> tuple[int, list[range]]:
+    """Bytes of the equal blocks that a picture is, and by plane where they begin; 0 where it is not worth while."""
+    if spec.has_gaps:
+        return 0, []
+    sizes = [plane.pitch * plane.height for plane in spec.planes]
+    nbytes = math.gcd(*sizes)
+    return (nbytes, [range(0, size, nbytes) for size in sizes]) if sum(sizes) <= _BLOCKS * nbytes else (0, [])

@@ -128,8 +128,7 @@ def threads_for(spec: FrameSpec, count: int) -> int:
     and 10.1). How slices are cut is FFmpeg's own business, so it is tried. Where rows have gaps between them it copies
     these, too, and of the last row what is behind the picture: not for us.
     """
-    gaps = any(plane.pitch != plane.row_samples * spec.format.itemsize for plane in spec.planes)
-    if gaps or _library() is None or len(spec.planes) > 4:
+    if spec.has_gaps or _library() is None or len(spec.planes) > 4:
         return 0
     picture = _pattern(spec)
     for threads in range(count, 1, -1):

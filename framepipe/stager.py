@@ -88,11 +88,14 @@ class Stager(Component):
     copy_threads: int = 1
     """How many threads copy together for each thread that fills; set by the pipeline before `open`."""
     timings: dict[str, list[float]] | None = None
-    """Seconds of every ``copy``, ``allocate``, ``release`` and ``upload`` where they are measured; see `timed`."""
+    """Seconds of every ``copy``, ``allocate``, ``release`` and ``upload`` where they are measured; see `timed`.
 
-    def timed(self, what: str) -> AbstractContextManager[Any]:
-        """A context whose time is noted under ``what``, if times are measured. Any thread."""
-        return _NOTHING if self.timings is None else _timed(self.timings[what])
+    Of pictures that are copied together each has its share.
+    """
+
+    def timed(self, what: str, count: int = 1) -> AbstractContextManager[Any]:
+        """A context whose time is noted under ``what``, in ``count`` equal parts, if times are measured. Any thread."""
+        return _NOTHING if self.timings is None else _timed(self.timings[what], count)
 
     @classmethod
     def missing(cls, device_kind: str) -> str | None:
@@ -133,8 +136,8 @@ class Stager(Component):
         """Whether `plan` was called for pictures as large as ``spec``; if so no slot needs to be idle."""
         return True
 
-    def fill(self, frame: av.VideoFrame, i: int, slot: Slot, spec: FrameSpec) -> None:
-        """On any thread that fills, with the slot's fence done: take picture ``i`` of the slot over.
+    def fill(self, frames: Sequence[av.VideoFrame], at: int, slot: Slot, spec: FrameSpec) -> None:
+        """On any thread that fills, with the slot's fence done: take pictures of the slot over, from ``at`` on.
 
         Several threads may do so with different pictures of a slot at the same time.
         """
@@ -157,9 +160,9 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 @contextmanager
-def _timed(durations: list[float]) -> Iterator[None]:
+def _timed(durations: list[float], count: int) -> Iterator[None]:
     began = time.perf_counter()
     try:
         yield
     finally:
-        durations.append(time.perf_counter() - began)
+        durations += [(time.perf_counter() - began) / count] * count

@@ -397,9 +397,9 @@ from framepipe.staging.pooled import Pooled
 @register("flip")
 @dataclass(kw_only=True)
 class Flip(Pooled):
-    def fill(self, frame, i, slot, spec):
-        super().fill(frame, i, slot, spec)
-        slot.memory[i, 5] ^= 1
+    def fill(self, frames, at, slot, spec):
+        super().fill(frames, at, slot, spec)
+        slot.memory[at : at + len(frames), 5] ^= 1
 '''
 
 

@@ -154,10 +154,10 @@ def test_a_callback_fails(clip):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_filler_fails(clip, device, monkeypatch):
-    def fill(self, frame, i, slot, spec):
+    def fill(self, frames, at, slot, spec):
         if slot.ticket >= 5:
             raise Boom("while filling")
-        return original(self, frame, i, slot, spec)
+        return original(self, frames, at, slot, spec)
 
     stager = Direct if device == "cpu" else Pooled
     original = stager.fill

@@ -171,13 +171,13 @@ def test_a_batch_filled_by_two_threads_is_committed_once_behind_both(monkeypatch
     begun, other = threading.Event(), threading.Event()
     told: list[Any] = []
 
-    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
-        if slot.ticket == 1 and i == 0:
+    def fill(self: Any, frames: Any, at: int, slot: Any, spec: Any) -> None:
+        if slot.ticket == 1 and at == 0:
             begun.set()
             assert other.wait(LIMIT_S)
-        plain_fill(self, frame, i, slot, spec)
+        plain_fill(self, frames, at, slot, spec)
         if slot.ticket == 1:
-            told.append((i, threading.current_thread().name))
+            told.append((at, threading.current_thread().name))
             other.set()
 
     def commit(self: Ring, slot: Any) -> None:
@@ -208,11 +208,11 @@ def test_a_later_batch_may_be_committed_first(monkeypatch):
     plain = Pooled.fill
     begun, later = threading.Event(), threading.Event()
 
-    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
+    def fill(self: Any, frames: Any, at: int, slot: Any, spec: Any) -> None:
         if slot.ticket == 2 and on_decoder():
             begun.set()
             assert later.wait(LIMIT_S)
-        plain(self, frame, i, slot, spec)
+        plain(self, frames, at, slot, spec)
 
     monkeypatch.setattr(Pooled, "fill", fill)
     a, b = live("a"), live("b")
@@ -236,11 +236,11 @@ def test_a_copy_that_fails_in_a_decoding_thread_ends_the_run_with_that_error(mon
     plain = Pooled.fill
     failed: list[str] = []
 
-    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
+    def fill(self: Any, frames: Any, at: int, slot: Any, spec: Any) -> None:
         if on_decoder():
             failed.append(threading.current_thread().name)
             raise Boom("while copying")
-        plain(self, frame, i, slot, spec)
+        plain(self, frames, at, slot, spec)
 
     monkeypatch.setattr(Pooled, "fill", fill)
     a, b = live("a"), live("b")
@@ -259,11 +259,11 @@ def test_a_stop_while_a_picture_is_being_copied_by_a_decoding_thread(monkeypatch
     plain = Pooled.fill
     begun, release = threading.Event(), threading.Event()
 
-    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
+    def fill(self: Any, frames: Any, at: int, slot: Any, spec: Any) -> None:
         if on_decoder():
             begun.set()
             assert release.wait(LIMIT_S)
-        plain(self, frame, i, slot, spec)
+        plain(self, frames, at, slot, spec)
 
     monkeypatch.setattr(Pooled, "fill", fill)
     a, b = live("a"), live("b")
@@ -505,10 +505,10 @@ def test_copy_threads_copy_large_pictures_and_end_with_the_run(monkeypatch, devi
 def test_several_fillers_copy_at_the_same_time_while_another_thread_takes(monkeypatch, device):
     plain, together, copied = Pooled.fill, threading.Barrier(3), set()
 
-    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
+    def fill(self: Any, frames: Any, at: int, slot: Any, spec: Any) -> None:
         together.wait(LIMIT_S)
         copied.add(threading.current_thread().name)
-        plain(self, frame, i, slot, spec)
+        plain(self, frames, at, slot, spec)
 
     monkeypatch.setattr(Pooled, "fill", fill)
     sink = Noting(looks=True)
@@ -520,14 +520,34 @@ def test_several_fillers_copy_at_the_same_time_while_another_thread_takes(monkey
     assert len(copied) == 3 and pipeline._engine.fillers.threads == 4
 
 
+def test_pictures_that_are_there_are_copied_in_one_call_and_each_has_its_share_of_the_time(monkeypatch):
+    plain, copied = Pooled.fill, []
+
+    def fill(self: Any, frames: Any, at: int, slot: Any, spec: Any) -> None:
+        if not copied:
+            until(lambda: sum(len(unit.out) for unit in pipeline._engine.pool.feeds[0].units) >= 4)
+        copied.append(len(frames))
+        plain(self, frames, at, slot, spec)
+
+    monkeypatch.setattr(Pooled, "fill", fill)
+    sink = Noting(looks=True)
+    staging = {"strategy": "pooled", "fillers": 1, "batch": 4, "batch_timeout_s": LIMIT_S, "measure": True}
+    source = Listed(name="s", frames=pictures(10, 128, 32))
+    with Pipeline([source], [Rgb()], [sink], device="cpu", threads=1, staging=staging) as pipeline:
+        within(LIMIT_S, pipeline.run)
+    assert seen(sink) == [("s", index) for index in range(10)]
+    assert sum(copied) == 10 and max(copied) > 1
+    assert pipeline.report.staging["copy_ms"]["count"] == 10
+
+
 @pytest.mark.parametrize("fails", [0, 1, 7])
 def test_a_copy_that_fails_leaves_no_picture_of_other_fillers_out_of_the_books(monkeypatch, fails):
     plain, begun = Pooled.fill, iter(range(1000))
 
-    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
+    def fill(self: Any, frames: Any, at: int, slot: Any, spec: Any) -> None:
         if next(begun) == fails:
             raise Boom("while copying")
-        plain(self, frame, i, slot, spec)
+        plain(self, frames, at, slot, spec)
 
     monkeypatch.setattr(Pooled, "fill", fill)
     source = Listed(name="s", frames=pictures(30, 64, 32))

@@ -288,7 +288,7 @@ def test_rgb_of_decoded_frames():
         slab = np.zeros((3, spec.nbytes), np.uint8)
         room = PlaneCopy(slab, spec)
         for i, frame in enumerate(frames):
-            room.put(i, frame)
+            room.put(i, [frame])
         planes = Planes(spec, 3, slab=slab)
         for accuracy in ("exact", "fast"):
             same(cuda.to_rgb(on_gpu(planes), accuracy=accuracy), rgb_of(planes), name)

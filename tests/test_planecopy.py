@@ -66,12 +66,12 @@ def filtered(frame: av.VideoFrame, name: str, arguments: str) -> av.VideoFrame:
     return graph.pull()
 
 
-def put_all(frames: list[Any], spec: FrameSpec) -> tuple[PlaneCopy, np.ndarray]:
-    """The frames in poisoned memory with more room than they need."""
+def put_all(frames: list[Any], spec: FrameSpec, at_once: int = 1) -> tuple[PlaneCopy, np.ndarray]:
+    """The frames, so many at once, in poisoned memory with more room than they need."""
     memory = np.full((len(frames) + 1, spec.nbytes + 320), POISON, np.uint8)
     room = PlaneCopy(memory, spec)
-    for i, frame in enumerate(frames):
-        room.put(i, frame)
+    for i in range(0, len(frames), at_once):
+        room.put(i, frames[i : i + at_once])
     return room, memory
 
 
@@ -113,10 +113,95 @@ def test_every_format_arrives_by_either_way(library, name):
 
 
 def test_large_pictures_let_go_of_the_interpreter_lock_and_small_ones_do_not():
-    held, free, _ = planecopy._library()
-    for size, copy in (((64, 48), held), (LARGE, free)):
-        spec = FrameSpec.of(av.VideoFrame(*size, "gray"))
-        assert PlaneCopy(np.empty((1, spec.nbytes), np.uint8), spec)._copy is copy
+    """The smallest that are copied without it are just larger than the largest that are copied with it."""
+    for number, width, lets_go in ((1, 1024, False), (1, 1088, True), (4, 256, False), (4, 320, True)):
+        frames = [filled(width, 256, "gray", seed) for seed in range(number)]
+        spec = FrameSpec.of(frames[0])
+        room = PlaneCopy(np.zeros((number, spec.nbytes), np.uint8), spec)
+        room._library = library = Counting(planecopy._library())
+        room.put(0, frames)
+        name = "image" if number == 1 else "samples"
+        assert library.called == {name if lets_go else f"{name}_held": 1}
+
+
+class Counting:
+    """FFmpeg's functions, and how often each was called."""
+
+    def __init__(self, library: Any) -> None:
+        self.library = library
+        self.called: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.library, name)
+        if not callable(found):
+            return found
+
+        def call(*given: Any) -> Any:
+            self.called[name] = self.called.get(name, 0) + 1
+            return found(*given)
+
+        return call
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(columns=st.integers(1, 3), height=st.integers(1, 40), at=st.integers(0, 2), count=st.integers(2, 5))
+def test_several_pictures_arrive_whole_and_alone(name, columns, height, at, count):
+    """Of widths that leave no gaps between rows, and of those that do."""
+    for width in (columns * 256, columns * 256 - 1):
+        frames = [filled(width, height, name, seed) for seed in range(at + count)]
+        spec = FrameSpec.of(frames[0])
+        memory = np.full((len(frames) + 1, spec.nbytes + 320), POISON, np.uint8)
+        room = PlaneCopy(memory, spec)
+        room._library = library = Counting(planecopy._library())
+        for i, frame in enumerate(frames[:at]):
+            room.put(i, [frame])
+        library.called.clear()
+        room.put(at, frames[at:])
+        check(frames, spec, memory)
+        whole = [plane.pitch * plane.height for plane in spec.planes]
+        block = np.gcd.reduce(whole)
+        together = not spec.has_gaps and sum(whole) <= planecopy._BLOCKS * block
+        calls = {name.removesuffix("_held"): calls for name, calls in library.called.items()}
+        assert calls == ({"samples": 1} if together else {"image": count})
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("yuv420p", 6), ("nv12", 3), ("yuv422p", 4), ("yuv444p10le", 3), ("gray", 1), ("rgb24", 1), ("gbrap", 4)],
+)
+def test_usual_pictures_are_a_handful_of_blocks(name, blocks):
+    for size in ((1920, 1080), (1280, 720), (3840, 2160)):
+        spec = FrameSpec(*size, name)
+        nbytes, starts = planecopy._blocks(spec)
+        assert sum(map(len, starts)) == blocks and blocks * nbytes == sum(p.pitch * p.height for p in spec.planes)
+
+
+def test_several_pictures_go_again_where_others_went(library):
+    """A room remembers where pictures go, by place and number."""
+    frames = [filled(128, 32, "yuv420p", seed) for seed in range(6)]
+    spec = FrameSpec.of(frames[0])
+    for at_once in (2, 3, 2):
+        room, memory = put_all(frames[::-1], spec, at_once)
+        for at in range(0, 6, at_once):
+            room.put(at, frames[at : at + at_once])
+        check(frames, spec, memory)
+
+
+def test_pictures_of_which_one_has_other_lines_are_copied_one_by_one(library):
+    cut = filtered(filled(640, 96, "yuv420p", 1), "crop", "128:32:0:0")
+    frames = [filled(128, 32, "yuv420p", 2), cut, filled(128, 32, "yuv420p", 3)]
+    spec = FrameSpec.of(frames[0])
+    assert not spec.has_gaps
+    _, memory = put_all(frames, spec, 3)
+    check(frames, spec, memory)
+
+
+def test_pictures_upside_down_are_copied_one_by_one(library):
+    frames = [filled(128, 32, "yuv420p", 1), filtered(filled(128, 32, "yuv420p", 2), "vflip", "")]
+    spec = FrameSpec.of(frames[0])
+    _, memory = put_all(frames, spec, 2)
+    check(frames, spec, memory)
 
 
 @pytest.mark.parametrize("name", ["yuv420p", "yuva420p", "yuv422p10le", "nv12", "p010le", "gray", "rgb24", "gbrap"])
@@ -177,7 +262,7 @@ def test_several_threads_put_different_pictures_at_once(library, size):
         for _ in range(5):
             together.wait(10)
             for i in range(first, len(frames), 3):
-                room.put(i, frames[i])
+                room.put(i, [frames[i]])
 
     threads = [threading.Thread(target=put, args=(first,)) for first in range(3)]
     for thread in threads:
@@ -192,7 +277,7 @@ class Library:
 
     def __init__(self, functions: tuple[str, ...]) -> None:
         for name in functions:
-            setattr(self, name, type(name, (), {})())
+            setattr(self, name, type(name, (), {"__call__": lambda self, *given: 0})())
 
 
 @pytest.fixture
@@ -224,23 +309,25 @@ def loading(monkeypatch: pytest.MonkeyPatch, exports: dict[str, tuple[str, ...]]
     return asked
 
 
-BOTH = ("av_image_copy", "av_get_pix_fmt")
+ALL = planecopy._FUNCTIONS
 
 
 def test_the_library_of_a_windows_wheel_is_found_by_its_name(wheel, monkeypatch):
     for name in ("avcodec-62-0a1b.dll", "avutil-60-99ffee.dll", "swscale-9-77.dll"):
         (wheel / name).touch()
-    asked = loading(monkeypatch, {"frame.pyd": (), "avutil-60-99ffee.dll": BOTH, "avcodec-62-0a1b.dll": BOTH})
-    held, free, find = planecopy._library()
+    asked = loading(monkeypatch, {"frame.pyd": (), "avutil-60-99ffee.dll": ALL, "avcodec-62-0a1b.dll": ALL})
+    found = planecopy._library()
     assert asked == ["frame.pyd", *["avutil-60-99ffee.dll"] * 3]
+    held, free = found.image_held, found.image
     assert held is not free and held.restype is None and len(held.argtypes) == len(free.argtypes) == 7
-    assert find.argtypes == [ctypes.c_char_p]
+    assert found.samples_held is not found.samples and len(found.samples.argtypes) == 7
+    assert found.number_of.argtypes == [ctypes.c_char_p]
 
 
 def test_libraries_that_cannot_be_loaded_or_lack_a_function_are_passed_over(wheel, monkeypatch):
     for name in ("avutil-58-a.dll", "avutil-59-b.dll", "avutil-60-c.dll"):
         (wheel / name).touch()
-    asked = loading(monkeypatch, {"avutil-59-b.dll": BOTH[:1], "avutil-60-c.dll": BOTH})
+    asked = loading(monkeypatch, {"avutil-59-b.dll": ALL[:-1], "avutil-60-c.dll": ALL})
     assert planecopy._library() is not None
     assert asked[-1] == "avutil-60-c.dll" and "avutil-58-a.dll" in asked
 

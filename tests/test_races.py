@@ -328,10 +328,10 @@ def test_an_interrupt_while_the_first_thread_starts(monkeypatch):
 def test_a_slot_whose_filling_failed_is_shown_to_nobody(monkeypatch, device):
     plain_fill, plain_fail = Pooled.fill, Engine.fail
 
-    def fill(self: Any, frame: Any, i: int, slot: Any, spec: Any) -> None:
+    def fill(self: Any, frames: Any, at: int, slot: Any, spec: Any) -> None:
         if slot.ticket == 5:
             raise Boom("while filling")
-        plain_fill(self, frame, i, slot, spec)
+        plain_fill(self, frames, at, slot, spec)
 
     def fail(self: Engine, error: BaseException) -> None:
         threading.Event().wait(0.05)  # the runner has all the time it wants to take the slot

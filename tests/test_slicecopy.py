@@ -55,7 +55,7 @@ def put(frame: Any, count: int) -> PlaneCopy:
     spec = FrameSpec.of(frame)
     memory = np.full((1, spec.nbytes), POISON, np.uint8)
     room, threads = PlaneCopy(memory, spec), SliceCopies(count)
-    room.put(0, frame, threads)
+    room.put(0, [frame], threads)
     threads.close()
     return room
 
@@ -163,7 +163,7 @@ def test_threads_of_sizes_that_are_gone_end():
     for width in range(128, 128 * 21, 128):
         frame = filled(width, 48, "yuv420p", 1)
         spec = FrameSpec.of(frame)
-        PlaneCopy(np.zeros((1, spec.nbytes), np.uint8), spec).put(0, frame, threads)
+        PlaneCopy(np.zeros((1, spec.nbytes), np.uint8), spec).put(0, [frame], threads)
     assert system_threads() <= before + 2 * slicecopy._SIZES
     threads.close()
     assert system_threads() == before
@@ -178,7 +178,7 @@ def test_several_threads_copy_at_the_same_time():
 
     def work(first: int) -> None:
         for i in range(first, len(frames), 4):
-            room.put(i, frames[i], threads)
+            room.put(i, [frames[i]], threads)
 
     workers = [threading.Thread(target=work, args=(first,)) for first in range(4)]
     for worker in workers:

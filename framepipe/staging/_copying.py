@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,16 +77,16 @@ class CopyingStager(Stager):
     def ready(self, slot: Slot, spec: FrameSpec) -> None:
         """Before a thread fills: see to the slot's memory. Any number of threads for one slot at the same time."""
 
-    def fill(self, frame: Any, i: int, slot: Slot, spec: FrameSpec) -> None:
-        room = self._room(slot, spec, i)
-        with self.timed("copy"):
-            room.put(i, frame, self.slices)
+    def fill(self, frames: Sequence[Any], at: int, slot: Slot, spec: FrameSpec) -> None:
+        room = self._room(slot, spec, at, len(frames))
+        with self.timed("copy", len(frames)):
+            room.put(at, frames, self.slices)
 
-    def _room(self, slot: Slot, spec: FrameSpec, i: int) -> PlaneCopy:
-        """Where picture ``i`` goes."""
+    def _room(self, slot: Slot, spec: FrameSpec, at: int, n: int) -> PlaneCopy:
+        """Where ``n`` pictures go from ``at`` on."""
         self.ready(slot, spec)
         assert slot.memory is not None
-        self.device.host_access(slot.memory[i], write=True)
+        self.device.host_access(slot.memory[at : at + n], write=True)
         room: PlaneCopy | None = slot.rooms.get(spec)
         if room is None:
             room = slot.rooms[spec] = PlaneCopy(slot.memory, spec)

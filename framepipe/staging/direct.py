@@ -42,8 +42,8 @@ class Direct(CopyingStager):
         super().open(device, slots, batch, depth)
         self.kept: dict[int, Sequence[Any]] = {}
 
-    def fill(self, frame: Any, i: int, slot: Slot, spec: FrameSpec) -> None:
-        slot.frames[i] = frame
+    def fill(self, frames: Sequence[Any], at: int, slot: Slot, spec: FrameSpec) -> None:
+        slot.frames[at : at + len(frames)] = frames
 
     def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
         n = len(slot.items)

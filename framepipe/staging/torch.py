@@ -73,12 +73,13 @@ class Torch(CopyingStager):
         self.rooms.clear()  # first: they hold the memory that is given back
         super().plan_device(spec)
 
-    def fill(self, frame: Any, i: int, slot: Slot, spec: FrameSpec) -> None:
+    def fill(self, frames: Sequence[Any], at: int, slot: Slot, spec: FrameSpec) -> None:
         tensors = self.tensors[slot.index]
-        self._drop(tensors[i])
-        pairs = zip(frame.planes, spec.planes, strict=False)
-        with self.timed("copy"):  # PyTorch allocates and copies in one
-            tensors[i] = [self._pin(plane, layout.height) for plane, layout in pairs]
+        for i, frame in enumerate(frames, at):
+            self._drop(tensors[i])
+            pairs = zip(frame.planes, spec.planes, strict=False)
+            with self.timed("copy"):  # PyTorch allocates and copies in one
+                tensors[i] = [self._pin(plane, layout.height) for plane, layout in pairs]
 
     def upload(self, slot: Slot, spec: FrameSpec, half: int, stream: Stream, copied: Event) -> Planes:
         n = len(slot.items)

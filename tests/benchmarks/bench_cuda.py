@@ -141,7 +141,7 @@ def many_bare(path: str, files: int) -> float:
                 memory = PlaneCopy(np.empty((1, spec.nbytes), np.uint8), spec)
             if frame.time >= MANY_S:
                 break
-            memory.put(0, frame)
+            memory.put(0, [frame])
             clock()
 
     _together(work, files)
@@ -207,22 +207,22 @@ def staged(frames: list[av.VideoFrame], times: int, fillers: int, batch: int, co
 
 
 def copied(frames: list[av.VideoFrame], times: int, threads: int, batch: int) -> float:
-    """Bytes a second that so many threads copy between the same buffers, without ring and upload."""
+    """Bytes a second that so many threads copy between the same buffers, as many at a time, without ring and upload."""
     spec = FrameSpec.of(frames[0])
-    slots = (DEPTH + 1 + threads) * batch
-    memory = cp.cuda.PinnedMemory(slots * spec.nbytes, 0)
-    slab = np.frombuffer(cp.cuda.PinnedMemoryPointer(memory, 0), np.uint8, slots * spec.nbytes)
-    rows = [slab[i * spec.nbytes : (i + 1) * spec.nbytes].reshape(1, -1) for i in range(slots)]
-    rooms = [PlaneCopy(row, spec) for row in rows]
+    slots = DEPTH + 1 + threads
+    nbytes = slots * batch * spec.nbytes
+    memory = cp.cuda.PinnedMemory(nbytes, 0)
+    slab = np.frombuffer(cp.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes).reshape(slots, batch, spec.nbytes)
+    rooms = [PlaneCopy(slot, spec) for slot in slab]
+    batches = [frames[at : at + batch] for at in range(0, len(frames), batch)]
     counts = [0] * threads
 
     def work(number: int) -> None:
-        mine = list(range(number, slots, threads))
+        mine = rooms[number::threads]
         for turn in range(times):
-            for k, frame in enumerate(frames[number::threads]):
-                slot = mine[(turn + k) % len(mine)]
-                rooms[slot].put(0, frame)
-                counts[number] += 1
+            for k, pictures in enumerate(batches[number::threads]):
+                mine[(turn + k) % len(mine)].put(0, pictures)
+                counts[number] += len(pictures)
 
     seconds = _together(work, threads)
     return sum(counts) / seconds * spec.nbytes
@@ -264,9 +264,9 @@ class Spin(Stage):
 class Prefilled(Pooled):
     """`Pooled` that copies into each slot once: what is behind the ring, measured without what is before it."""
 
-    def fill(self, frame: Any, i: int, slot: Any, spec: FrameSpec) -> None:
+    def fill(self, frames: Any, at: int, slot: Any, spec: FrameSpec) -> None:
         if slot.ticket < self.slots:
-            super().fill(frame, i, slot, spec)
+            super().fill(frames, at, slot, spec)
 
 
 def cycles_for(seconds: float) -> int:
