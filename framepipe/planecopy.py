@@ -43,15 +43,17 @@ class PlaneCopy:
         self.spec = spec
         self.views = spec.views(memory)
         at, apart = memory.ctypes.data, memory.strides[0]
-        self._pictures = [at + i * apart for i in range(len(memory))]
-        self._to = [_Pointers(*(picture + plane.offset for plane in spec.planes)) for picture in self._pictures]
+        pictures = [at + i * apart for i in range(len(memory))]
+        self._to = [_Pointers(*(picture + plane.offset for plane in spec.planes)) for picture in pictures]
         self._own = tuple(plane.pitch for plane in spec.planes)
         self._pitches = _Lines(*self._own)
         self._lines: dict[tuple[int, ...], Any] = {}
         self._library = _library() if len(spec.planes) <= 4 else None
         self._format = _format(spec.pix_fmt) if self._library is not None else -1
         self._nbytes, self._starts = _blocks(spec)
-        self._targets: dict[tuple[int, int], Any] = {}
+        own = [plane.offset + j for plane, starts in zip(spec.planes, self._starts, strict=False) for j in starts]
+        self._blocks = _pointers(len(own) * len(pictures))(*(picture + start for picture in pictures for start in own))
+        self._picture = len(own) * ctypes.sizeof(ctypes.c_void_p)  # of a picture's blocks among these
 
     def put(self, at: int, frames: Sequence[Any], slices: SliceCopies | None = None) -> None:
         """Copy the planes of ``frames``, `av.VideoFrame`s of this spec, to the pictures from ``at`` on.
@@ -76,22 +78,10 @@ class PlaneCopy:
             for plane, starts in zip(planes, self._starts, strict=True):
                 address = plane.buffer_ptr
                 source += [address + start for start in starts]
-        n, library, blocks = len(frames), self._library, _pointers(len(source))
-        to = self._targets.get((at, n))
-        if to is None:
-            to = self._targets[at, n] = blocks(*self._blocks_of(at, n))
-        copy = library.samples_held if n * self.spec.nbytes <= _SMALL else library.samples
-        copy(to, blocks(*source), 0, 0, self._nbytes, len(source), library.bytes_apart)
+        library, to = self._library, ctypes.byref(self._blocks, at * self._picture)
+        copy = library.samples_held if len(frames) * self.spec.nbytes <= _SMALL else library.samples
+        copy(to, _pointers(len(source))(*source), 0, 0, self._nbytes, len(source), library.bytes_apart)
         return True
-
-    def _blocks_of(self, at: int, n: int) -> list[int]:
-        """Where the blocks of ``n`` pictures from ``at`` on begin."""
-        return [
-            picture + plane.offset + start
-            for picture in self._pictures[at : at + n]
-            for plane, starts in zip(self.spec.planes, self._starts, strict=True)
-            for start in starts
-        ]
 
     def _put(self, i: int, frame: Any, slices: SliceCopies | None) -> None:
         planes = frame.planes

@@ -178,7 +178,6 @@ def test_usual_pictures_are_a_handful_of_blocks(name, blocks):
 
 
 def test_several_pictures_go_again_where_others_went(library):
-    """A room remembers where pictures go, by place and number."""
     frames = [filled(128, 32, "yuv420p", seed) for seed in range(6)]
     spec = FrameSpec.of(frames[0])
     for at_once in (2, 3, 2):
