@@ -28,8 +28,9 @@ class Torch(CopyingStager):
     Leaner than what is usually written: the planes are tensors without a copy, and where the decoder's rows are as long
     as those on the device they go straight there. ``pin_memory`` copies with many threads: 8456-14033 frames/s of 1080p
     in a bare loop of one thread, against 3409-3496 with `pooled` copying in one (ready frames). In a pipeline
-    `framepipe bench` found 1012 to 1237 of ready frames, against 3047 to 3181 with `pooled`: presumably the teams of
-    two fillers fight for the processors, as they do with a decoder. Measured on H200s. Sizes are rounded up to powers
+    `framepipe bench` found 1012 to 1237 of ready frames, against 3047 to 3181 with `pooled`. It is not that fillers'
+    threads fight for the processors: one filler and two came alike (1390 to 1626), and both at 2421 to 2617 in batches
+    of 8; each plane is a call to PyTorch on either side of the ring. Measured on H200s. Sizes are rounded up to powers
     of two, and the pool is the process's and keeps what it has: ``memory.pinned_bytes_taken`` of the report is how much
     it grew in the run, ``pinned_allocations`` how often it was asked.
     """
