@@ -86,7 +86,7 @@ class Feed:
         self.drop = source.drop
         self.passed_over = 0
         """Frames dropped behind the one that was taken last; guarded by the pool's lock."""
-        self.alone = bool(getattr(source, "may_stall", False))
+        self.alone = source.may_stall
         self.input_ended = False
         self.ended = False
         """Nothing more will be decoded; heads may still hold frames."""

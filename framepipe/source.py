@@ -53,6 +53,16 @@ class Source(Component):
         if problems:
             raise ConfigError("; ".join(problems), problems)
 
+    @property
+    def may_stall(self) -> bool:
+        """Whether the next picture may take as long as it likes: a camera, a network, a queue that others fill.
+
+        A source of your own that is such a one says ``may_stall = True`` in its class. It gets a thread of its own, and
+        every picture is handed on at once; of others small ones are handed on by the dozen, so that the last of some
+        that came together may wait for the next.
+        """
+        return False
+
     def expand(self) -> list[Source]:
         """The sources this one stands for (a folder or a glob is many). The default is itself."""
         return [self]
@@ -79,8 +89,7 @@ class Unlisted(Source):
 class Stream:
     """An opened source that yields decoded pictures itself (a container does it through packets instead).
 
-    ``rate`` is frames a second or None, ``path`` a file or None. ``may_stall`` says that a read may wait for ever,
-    so that it gets a thread of its own.
+    ``rate`` is frames a second or None, ``path`` a file or None.
     """
 
     uri: str = ""
@@ -88,7 +97,6 @@ class Stream:
     rate: Fraction | None = None
     time_base: Fraction | None = None
     has_audio: bool = False
-    may_stall: bool = False
     expected: int | None = None
     """Pictures that the input announces, or None."""
     expected_end_s: float | None = None

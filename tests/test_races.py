@@ -387,6 +387,8 @@ def test_an_end_that_the_stop_made_is_no_end(fails):
     """Sources end, or fail, because they are told to stop: neither complete nor an error."""
 
     class Obedient(FrameList):
+        may_stall = True  # else the last pictures may wait for the next one
+
         def open(self, stopping: Callable[[], bool]) -> Any:
             stream = super().open(stopping)
 
