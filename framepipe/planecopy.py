@@ -21,6 +21,7 @@ from framepipe import ffmpeg
 from framepipe.frame import FrameSpec, plane_view
 from framepipe.slicecopy import SliceCopies
 
+_FUNCTIONS = ("av_image_copy", "av_samples_copy", "av_get_pix_fmt", "av_get_sample_fmt")
 _Pointers = ctypes.c_void_p * 4
 _Lines = ctypes.c_int * 4
 _SMALL = 1 << 18
@@ -50,10 +51,11 @@ class PlaneCopy:
         self._lines: dict[tuple[int, ...], Any] = {}
         self._library = _library() if len(spec.planes) <= 4 else None
         self._format = _format(spec.pix_fmt) if self._library is not None else -1
-        self._nbytes, self._starts = _blocks(spec)
+        several = self._library is not None and len(pictures) > 1
+        self._block_nbytes, self._starts = _blocks(spec) if several else (0, [])
         own = [plane.offset + j for plane, starts in zip(spec.planes, self._starts, strict=False) for j in starts]
-        self._blocks = _pointers(len(own) * len(pictures))(*(picture + start for picture in pictures for start in own))
-        self._picture = len(own) * ctypes.sizeof(ctypes.c_void_p)  # of a picture's blocks among these
+        self._targets = _pointers(len(own) * len(pictures))(*(picture + j for picture in pictures for j in own))
+        self._apart = len(own) * ctypes.sizeof(ctypes.c_void_p)  # from one picture's targets to the next one's
 
     def put(self, at: int, frames: Sequence[Any], slices: SliceCopies | None = None) -> None:
         """Copy the planes of ``frames``, `av.VideoFrame`s of this spec, to the pictures from ``at`` on.
@@ -68,7 +70,8 @@ class PlaneCopy:
 
     def _put_together(self, at: int, frames: Sequence[Any]) -> bool:
         """Copy several pictures in one call; False where that cannot be done."""
-        if self._library is None or not self._nbytes:
+        library = self._library
+        if library is None or not self._block_nbytes:
             return False
         source: list[int] = []
         for frame in frames:
@@ -78,9 +81,9 @@ class PlaneCopy:
             for plane, starts in zip(planes, self._starts, strict=True):
                 address = plane.buffer_ptr
                 source += [address + start for start in starts]
-        library, to = self._library, ctypes.byref(self._blocks, at * self._picture)
+        to = ctypes.byref(self._targets, at * self._apart)
         copy = library.samples_held if len(frames) * self.spec.nbytes <= _SMALL else library.samples
-        copy(to, _pointers(len(source))(*source), 0, 0, self._nbytes, len(source), library.bytes_apart)
+        copy(to, _pointers(len(source))(*source), 0, 0, self._block_nbytes, len(source), library.bytes_apart)
         return True
 
     def _put(self, i: int, frame: Any, slices: SliceCopies | None) -> None:
@@ -135,9 +138,6 @@ def _library() -> _Library | None:
 
     path = ffmpeg.path_of(frame, "avutil", _FUNCTIONS)
     return None if path is None else _Library(path)
-
-
-_FUNCTIONS = ("av_image_copy", "av_samples_copy", "av_get_pix_fmt", "av_get_sample_fmt")
 
 
 @cache
