@@ -285,9 +285,10 @@ def check_stager(name: str, make: Callable[[], Device], *, pix_fmt: str = "yuv42
             slot.fence.synchronize()
         slot.items, slot.spec = [Item("test", i, i, None, 0.0) for i in range(batch)], spec
         slot.frames = [None] * batch
-        stager.fill(part[:1], 0, slot, spec)
-        if batch > 1:
-            stager.fill(part[1:], 1, slot, spec)
+        first = 1 + number % batch  # pictures come one at a time and together, at the beginning of a slot and within it
+        stager.fill(part[:first], 0, slot, spec)
+        if first < batch:
+            stager.fill(part[first:], first, slot, spec)
         ring.commit(slot)
         assert ring.get() is slot, "slots come out in the order in which they were acquired"
         copy_stream.wait(consumed[number % 2])

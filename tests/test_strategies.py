@@ -76,6 +76,21 @@ def test_the_contract_with_batches_of_any_size(device, strategy, batch):
     check_stager(strategy, MAKE[device], batch=batch)
 
 
+@pytest.mark.parametrize("wrong", ["only the first", "all at the beginning"])
+def test_the_contract_finds_a_strategy_that_does_not_take_several_pictures(monkeypatch, wrong):
+    plain = Pooled.fill
+
+    def fill(self, frames, at, slot, spec):
+        if wrong == "only the first":
+            plain(self, frames[:1], at, slot, spec)
+        else:
+            plain(self, frames, 0, slot, spec)
+
+    monkeypatch.setattr(Pooled, "fill", fill)
+    with pytest.raises(AssertionError, match="arrived changed"):
+        check_stager("pooled", MAKE["cpu"])
+
+
 @pytest.mark.parametrize("fillers", [2, "auto"])
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize(("device", "strategy"), HERE)
