@@ -21,6 +21,8 @@ from framepipe.feed import Feed, Unit
 from framepipe.tracing import OFF, Tracer
 
 _ANNOUNCE_S = 0.01
+_PATIENCE_S = 0.05
+"""After which a taker looks for what a worker kept back to hand it on with more, and then had to wait for more."""
 _LARGE = 1 << 20
 """Bytes of a picture that takes much longer to decode than its taker to wake up."""
 
@@ -181,6 +183,8 @@ class DecodePool(Decoding):
             self._advance()
             self._takers_waiting += 1
             if not (self._nudged or self.stopping or not self._active or self._pick()[0] is not None):
+                if not all(feed.alone for feed in self._active):
+                    timeout_s = _PATIENCE_S if timeout_s is None else min(timeout_s, _PATIENCE_S)
                 self._frames.wait(timeout_s)
             self._takers_waiting -= 1
             self._nudged = False
@@ -379,7 +383,8 @@ class DecodePool(Decoding):
 
     def _announce(self, feed: Feed, unit: Unit) -> None:
         # Waking the three threads behind costs as much as decoding a small picture, so small ones are handed on by the
-        # dozen: when the queues are half full, when the worker puts the unit down, or after a hundredth of a second.
+        # dozen: when the queues are half full, when the worker puts the unit down, or after a hundredth of a second (if
+        # nothing more comes until then, a taker looks by itself).
         if feed.frame_nbytes < _LARGE and not feed.alone:
             now = time.monotonic()
             if now - self._announced_s < _ANNOUNCE_S and self._waiting() < feed.limit // 2:

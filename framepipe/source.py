@@ -58,8 +58,7 @@ class Source(Component):
         """Whether the next picture may take as long as it likes: a camera, a network, a queue that others fill.
 
         A source of your own that is such a one says ``may_stall = True`` in its class. It gets a thread of its own, and
-        every picture is handed on at once; of others small ones are handed on by the dozen, so that the last of some
-        that came together may wait for the next.
+        every picture is handed on at once; of others small ones are handed on by the dozen, up to 0.05 s late.
         """
         return False
 

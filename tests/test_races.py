@@ -19,6 +19,7 @@ from test_pipeline import balance
 from test_stress import CLIPS, Boom, Chaos, Noting, Unruly, pictures, within
 
 import framepipe
+from framepipe import decode
 from framepipe.decode import DecodePool
 from framepipe.delivering import Delivery
 from framepipe.device.cpu import CpuDevice
@@ -101,6 +102,35 @@ def test_what_came_before_a_stall_is_announced():
         assert within(5, pool.take)[1] is frames[0]
         taken.set()
         assert within(5, pool.take)[1] is frames[1]
+    finally:
+        release.set()
+        pool.stop()
+        pool.join()
+
+
+def test_what_was_kept_back_before_a_stall_comes_of_a_source_that_does_not_say_that_it_may_stall(monkeypatch):
+    """Small pictures are handed on by the dozen, and nobody tells of the last ones if no more come."""
+    monkeypatch.setattr(decode, "_ANNOUNCE_S", float("inf"))
+    release = threading.Event()
+
+    class Bursts(FrameList):
+        def open(self, stopping: Callable[[], bool]) -> Any:
+            stream = super().open(stopping)
+
+            def frames() -> Iterator[Any]:
+                while not pool._takers_waiting:
+                    threading.Event().wait(0.001)
+                yield from self.frames
+                release.wait(20)
+
+            stream.frames = frames
+            return stream
+
+    frames = pictures(2, 64, 32)
+    pool = pool_of(Bursts(frames=frames))
+    pool.start()
+    try:
+        assert [within(5, pool.take)[1] for _ in frames] == frames
     finally:
         release.set()
         pool.stop()
@@ -387,8 +417,6 @@ def test_an_end_that_the_stop_made_is_no_end(fails):
     """Sources end, or fail, because they are told to stop: neither complete nor an error."""
 
     class Obedient(FrameList):
-        may_stall = True  # else the last pictures may wait for the next one
-
         def open(self, stopping: Callable[[], bool]) -> Any:
             stream = super().open(stopping)
 
