@@ -20,9 +20,7 @@ from framepipe.errors import FramepipeError
 from framepipe.feed import Feed, Unit
 from framepipe.tracing import OFF, Tracer
 
-_ANNOUNCE_S = 0.01
-_PATIENCE_S = 0.05
-"""After which a taker looks for what a worker kept back to hand it on with more, and then had to wait for more."""
+_ANNOUNCE_S, _PATIENCE_S = 0.01, 0.05  # the latter of takers: a worker may stall behind what it kept back
 _LARGE = 1 << 20
 """Bytes of a picture that takes much longer to decode than its taker to wake up."""
 
@@ -175,10 +173,7 @@ class DecodePool(Decoding):
         return feed, frame
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return once there is a frame to take, nothing more comes, `nudge` is called or the time is over. Any thread.
-
-        It may return early.
-        """
+        """Wait for a frame to take, the end of all, `nudge` or the time; it may return early. Any thread."""
         with self._lock:
             self._advance()
             self._takers_waiting += 1
@@ -383,8 +378,7 @@ class DecodePool(Decoding):
 
     def _announce(self, feed: Feed, unit: Unit) -> None:
         # Waking the three threads behind costs as much as decoding a small picture, so small ones are handed on by the
-        # dozen: when the queues are half full, when the worker puts the unit down, or after a hundredth of a second (if
-        # nothing more comes until then, a taker looks by itself).
+        # dozen: when the queues are half full, when the worker puts the unit down, or after a hundredth of a second.
         if feed.frame_nbytes < _LARGE and not feed.alone:
             now = time.monotonic()
             if now - self._announced_s < _ANNOUNCE_S and self._waiting() < feed.limit // 2:
